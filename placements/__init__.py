@@ -1,0 +1,52 @@
+"""What every tensor is across ranks: types per mesh axis, checked while code runs.
+
+types, extents, index   what can be said of a tensor on one axis, of a dim, of an integer
+meaning                 what a type means: split a global value, join the locals
+duals, rules, ops       tables: gradient types; how types combine; every known torch op
+flows/                  where the dims of an op's operands go
+infer, retype           pure inference, for ops and for transitions
+transitions, moves      table of collectives and casts; running them, with their backward
+collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
+propagate, guards       the mode that checks every op; the doors that it does not see
+declarations, typed        types on tensors and modules; types in signatures
+errors, suggest         one exception, one format, fixes that were tried
+"""
+
+from placements.annotations import On as On
+from placements.collectives import all_gather as all_gather
+from placements.collectives import all_reduce as all_reduce
+from placements.collectives import all_to_all as all_to_all
+from placements.collectives import convert as convert
+from placements.collectives import redistribute as redistribute
+from placements.collectives import reduce_scatter as reduce_scatter
+from placements.collectives import reinterpret as reinterpret
+from placements.declarations import assert_type as assert_type
+from placements.declarations import declare as declare
+from placements.declarations import region as region
+from placements.declarations import type_of as type_of
+from placements.errors import PlacementError as PlacementError
+from placements.extents import Even as Even
+from placements.extents import Folded as Folded
+from placements.extents import Padded as Padded
+from placements.extents import Ragged as Ragged
+from placements.index import Index as Index
+from placements.ledger import ledger as ledger
+from placements.meaning import join as join
+from placements.meaning import split as split
+from placements.mesh import Mesh as Mesh
+from placements.mesh import current_mesh as current_mesh
+from placements.mesh import set_current_mesh as set_current_mesh
+from placements.propagate import register_op as register_op
+from placements.propagate import typecheck as typecheck
+from placements.state import shared_generator as shared_generator
+from placements.typed import typed as typed
+from placements.types import I as I
+from placements.types import Invariant as Invariant
+from placements.types import P as P
+from placements.types import Partial as Partial
+from placements.types import R as R
+from placements.types import Replicate as Replicate
+from placements.types import S as S
+from placements.types import Shard as Shard
+from placements.types import V as V
+from placements.types import Varying as Varying

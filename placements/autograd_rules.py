@@ -1,0 +1,124 @@
+"""What the checker does at the entrances to backward.
+
+Backward itself is not checked op by op: its types follow from the forward types. What is
+checked is what enters it, and what comes out gets the type of a gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from placements import tags
+from placements.callsite import caller, name_of
+from placements.describe import described, type_or_error
+from placements.errors import Fix, mismatch
+from placements.state import suspended
+from placements.transitions import cost, find
+from placements.types import BY_LETTER, WORDS, Shard
+
+# Backward starts with the gradient 1.0 on every rank, which is a Replicate. That is the
+# gradient of a Partial, and on an Invariant it is the same 1.0 that all ranks repeat.
+# letter of the loss -> (why it is refused, the call and type that mend it)
+LOSSES: dict[str, tuple[str, str, str] | None] = {
+    "I": None,
+    "P": None,
+    "R": (
+        "every rank would send back the whole gradient of one loss, and they are summed: "
+        "n times too much",
+        "convert",
+        "I",
+    ),
+    "V": (
+        "the ranks have losses of their own; if the loss is their sum, say so",
+        "reinterpret",
+        "P",
+    ),
+    "S": ("a loss is one number, not a piece of a tensor", "reinterpret", "V"),
+}
+
+
+def _check_loss(where: str, loss: Tensor) -> None:
+    found = type_or_error(loss, where)
+    for axis, t in found.items():
+        verdict = LOSSES[t.letter]
+        if verdict is None:
+            continue
+        reason, call, letter = verdict
+        name = name_of(loss) or "loss"
+        row = find(call, t, BY_LETTER[letter])
+        fixes: list[Fix] = []
+        if row is not None:
+            text = f"{call}({name}, {axis!r}, src={t!r}, dst={letter})"
+            fixes.append(Fix(text, *cost(row, axis)))
+        raise mismatch(
+            f"{where} at {caller()}", name, axis, "Invariant or Partial",
+            repr(t) if isinstance(t, Shard) else WORDS[t.letter],
+            rule=reason, operands=[described(loss)], fixes=fixes,
+        )  # fmt: skip
+
+
+def _check_seed(where: str, output: Tensor, seed: Tensor) -> None:
+    """A gradient that is handed in has the type of a gradient."""
+    expected, actual = type_or_error(output, where).dual(), type_or_error(seed, where)
+    for axis, t in expected.items():
+        if actual[axis] != t and not actual.is_number:
+            name = name_of(seed) or "gradient"
+            raise mismatch(
+                f"{where} at {caller()}", name, axis, repr(t), repr(actual[axis]),
+                rule="the gradient of a value has the dual of its type",
+                operands=[described(output), described(seed)],
+            )  # fmt: skip
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value or () if isinstance(v, Tensor)]
+
+
+def _check_start(where: str, outputs: Sequence[Tensor], seeds: Any) -> None:
+    given = _tensors(seeds)
+    for k, output in enumerate(outputs):
+        if k < len(given):
+            _check_seed(where, output, given[k])
+        else:
+            _check_loss(where, output)
+
+
+def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    seeds = kwargs.get("gradient", kwargs.get("grad_tensors"))
+    outputs = _tensors(args[0] if args else kwargs.get("tensors", kwargs.get("self")))
+    if len(args) > 1:
+        seeds = args[1]
+    _check_start("backward", outputs, seeds)
+    with suspended():
+        return func(*args, **kwargs)
+
+
+def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    outputs = _tensors(args[0] if args else kwargs["outputs"])
+    inputs = _tensors(args[1] if len(args) > 1 else kwargs["inputs"])
+    seeds = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
+    _check_start("autograd.grad", outputs, seeds)
+    with suspended():
+        grads = func(*args, **kwargs)
+    for x, grad in zip(inputs, grads, strict=True):
+        if grad is not None:
+            tags.put(grad, type_or_error(x, "autograd.grad").dual())
+    return grads
+
+
+def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.grad: the gradient has the dual of the type of x."""
+    grad = func(*args, **kwargs)
+    known = tags.get(args[0])
+    if isinstance(grad, Tensor) and known is not None:
+        tags.put(grad, known.dual())
+    return grad
+
+
+AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "backward": _backward,
+    "grad": _grad,
+}

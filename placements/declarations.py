@@ -1,0 +1,173 @@
+"""Declare the type of a tensor, ask for it, and trust an opaque function's types."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from placements import tags
+from placements.callsite import caller, name_of
+from placements.describe import checked_mesh, described, type_or_error
+from placements.errors import PlacementError, mismatch
+from placements.index import Index
+from placements.propagate import Typecheck
+from placements.state import current
+from placements.tensor_type import TensorType, declared
+from placements.types import Shard, TypesLike, as_axis_type
+
+T = TypeVar("T")
+
+
+def assert_type(x: Tensor, types: TypesLike, *, index: Index | None = None) -> Tensor:
+    """Declare an untyped tensor, check a typed one; returns `x`.
+
+    With checking off it does nothing. `index` says what an integer tensor indexes.
+    Raises PlacementError if the tensor has another type, ValueError if the declaration
+    does not fit the mesh or the tensor.
+    """
+    if current.mode is None:
+        return x
+    with torch._C.DisableTorchFunction():
+        known = tags.get(x)
+        if known is None or known.fresh is not None:
+            tags.put(x, declared(checked_mesh(), types, tuple(x.shape), index))
+            return x
+        _check(x, known, types)
+        if index is not None:
+            tags.put(x, known.with_index(index))
+    return x
+
+
+def _check(x: Tensor, known: TensorType, types: TypesLike) -> None:
+    wanted = declared(known.mesh, types, tuple(x.shape))
+    for axis, expected in wanted.items():
+        given = as_axis_type(types[axis])
+        if isinstance(given, Shard) and isinstance(expected, Shard):
+            # A declaration without an extent leaves it open.
+            expected = Shard(expected.dim, given.extent and expected.extent)
+        if known[axis] != expected:
+            raise mismatch(
+                f"assert_type at {caller()}", name_of(x) or "x", axis, repr(expected),
+                repr(known[axis]), operands=[described(x, known)],
+            )  # fmt: skip
+
+
+def type_of(x: Tensor) -> TensorType | None:
+    """The tensor's type, a mapping axis -> type; None if it has none."""
+    with torch._C.DisableTorchFunction():
+        return tags.get(x)
+
+
+def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
+    """Declare the types of a module's parameters and buffers, by name.
+
+    The declaration belongs to the module, so it survives what makes new parameters:
+    deepcopy, `to_empty`, `load_state_dict(assign=True)`, FSDP2. The tensors are stamped
+    each time the module is called under `typecheck()`.
+    """
+    for name, given in types.items():
+        owner_name, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(owner_name)
+        if getattr(owner, leaf, None) is None:
+            known = [n for n, _ in [*module.named_parameters(), *module.named_buffers()]]
+            raise ValueError(f"no parameter or buffer {name!r}; there are {known}")
+        if not declarations(owner):
+            owner.register_forward_pre_hook(_stamp_before)
+        remember(owner, leaf, given)
+
+
+_DECLARED = "_placements_declared"
+
+
+def declarations(module: nn.Module) -> Mapping[str, TypesLike]:
+    """What `declare` said of this module's own parameters and buffers."""
+    return module.__dict__.get(_DECLARED, {})
+
+
+def remember(module: nn.Module, name: str, types: TypesLike) -> None:
+    """Keep a declaration with the module; whoever calls the module stamps."""
+    module.__dict__.setdefault(_DECLARED, {})[name] = dict(types)
+
+
+def stamp(module: nn.Module) -> None:
+    """Give the module's own parameters and buffers the types declared for them."""
+    with torch._C.DisableTorchFunction():
+        for name, types in declarations(module).items():
+            tensor = getattr(module, name)
+            tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
+
+
+def _stamp_before(module: nn.Module, args: Any) -> None:
+    if current.mode is not None:
+        stamp(module)
+
+
+def region(
+    fn: Callable[..., T],
+    *,
+    ins: Sequence[TypesLike | None],
+    outs: TypesLike | Sequence[TypesLike],
+    grads: Sequence[TypesLike | None],
+) -> Callable[..., T]:
+    """Declared types around an opaque function.
+
+    `ins` and `grads` give, for each positional argument, its type and the type of its
+    gradient (None for what is not a tensor): neither has a default, and the gradient's
+    type must be the dual of the argument's. Inside, ops that are known are checked with
+    the declared types; what is not known gives untyped results. At the end a typed
+    result must have the type in `outs`; an untyped one gets it.
+    """
+    if len(ins) != len(grads):
+        raise ValueError(f"region: {len(ins)} ins but {len(grads)} grads")
+
+    def call(*args: Any) -> T:
+        if current.mode is None:
+            return fn(*args)
+        if len(args) != len(ins):
+            raise ValueError(f"region: {len(ins)} types declared, {len(args)} arguments")
+        with torch._C.DisableTorchFunction():
+            for arg, given, grad in zip(args, ins, grads, strict=True):
+                _check_boundary(arg, given, grad)
+        with Typecheck(lenient=True):
+            result = fn(*args)
+        with torch._C.DisableTorchFunction():
+            _check_results(result, outs)
+        return result
+
+    return call
+
+
+def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -> None:
+    if not isinstance(arg, Tensor):
+        return
+    if given is None or grad is None:
+        raise ValueError(
+            f"region: {described(arg)} is a tensor, so ins and grads must say its types"
+        )
+    known = type_or_error(arg, "region")
+    _check(arg, known, given)
+    for axis, t in known.dual().items():
+        said = as_axis_type(grad[axis]) if axis in grad else None
+        if said != t:
+            raise mismatch(
+                f"region at {caller()}", name_of(arg) or "argument", axis, repr(t),
+                repr(said), rule="the gradient of a value has the dual of its type: a "
+                "gradient that is already complete belongs to an Invariant value",
+                operands=[described(arg, known)],
+            )  # fmt: skip
+
+
+def _check_results(result: Any, outs: Any) -> None:
+    results: Any = result if isinstance(result, tuple) else (result,)
+    wanted: Any = (outs,) if isinstance(outs, Mapping) else tuple(outs)
+    if len(results) != len(wanted):
+        raise PlacementError(
+            f"region: {len(results)} results, but outs declares {len(wanted)}",
+            where="region",
+        )
+    for tensor, types in zip(results, wanted, strict=True):
+        if tags.get(tensor) is None:
+            tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
+        else:
+            _check(tensor, type_or_error(tensor, "region"), types)

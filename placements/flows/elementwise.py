@@ -1,0 +1,292 @@
+"""Flows of ops that work element by element, along one dim, or reduce dims."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from placements.index import COMPUTED, Computed, Index
+from placements.infer import Contract, Label, Mixed, Operand, Refusal, Term, combine
+from placements.rules import LINEAR, NONLINEAR
+from placements.tensor_type import FILLED, ZERO, TensorType, from_factory
+
+if TYPE_CHECKING:
+    from placements.ops import Op
+
+
+def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
+    """Labels of operands that are broadcast together, dims aligned from the right.
+
+    A dim of one row is broadcast only if it is not cut: one row here may be one of many.
+    """
+    ndim = max(operand.ndim for operand in operands)
+    labels: list[tuple[Label, ...]] = []
+    for operand in operands:
+        shift = ndim - operand.ndim
+        labels.append(
+            tuple(
+                None if size == 1 and not operand.cut_axes(dim) else dim + shift
+                for dim, size in enumerate(operand.shape)
+            )
+        )
+    return labels
+
+
+def terms_of(
+    operands: Sequence[Operand], controls: Sequence[Operand] = ()
+) -> list[Term]:
+    """Terms of operands that are broadcast together; `controls` carry no values."""
+    every = [*operands, *controls]
+    return [
+        Term(operand, labels, is_control=place >= len(operands))
+        for place, (operand, labels) in enumerate(
+            zip(every, broadcast(every), strict=True)
+        )
+    ]
+
+
+def arithmetic_index(operands: Sequence[Operand]) -> Computed | None:
+    """Integers out of arithmetic count nothing until somebody says what."""
+    return None if any(o.can_have_gradient for o in operands) else COMPUTED
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float | complex)
+
+
+def pointwise(op: "Op", *args: Any, **kwargs: Any) -> TensorType:
+    """Every tensor argument is a value; numbers count in sums."""
+    every = [*args, *kwargs.values()]
+    operands = [a for a in every if isinstance(a, Operand)]
+    adds = op.linearity is LINEAR and any(is_number(a) and a != 0 for a in args)
+    return combine(
+        op.linearity,
+        terms_of(operands),
+        index=arithmetic_index(operands),
+        adds_number=adds,
+    )
+
+
+def quotient(op: "Op", input: Any, other: Any, **kwargs: Any) -> TensorType:
+    """Linear in the numerator, for a given divisor."""
+    exact = kwargs.get("rounding_mode") is None
+    linearity = op.linearity if exact else NONLINEAR
+    if not isinstance(input, Operand):
+        linearity = NONLINEAR
+    values = [input] if isinstance(input, Operand) else []
+    divisors = [other] if isinstance(other, Operand) else []
+    if not values:
+        values, divisors = divisors, []
+    return combine(
+        linearity,
+        terms_of(values, divisors),
+        index=arithmetic_index([*values, *divisors]),
+    )
+
+
+def where(op: "Op", condition: Operand, *branches: Any, **kwargs: Any) -> Any:
+    """Linear in the two branches, for a given condition."""
+    branches = (*branches, *kwargs.values())
+    if not branches:
+        raise Refusal("where(condition) alone returns rows whose number depends on data")
+    values = [b for b in branches if isinstance(b, Operand)]
+    numbers = [b for b in branches if is_number(b)]
+    indices = {o.type.index for o in values}
+    return combine(
+        op.linearity,
+        terms_of(values, [condition]),
+        index=indices.pop() if len(indices) == 1 and not numbers
+        else arithmetic_index(values),
+        adds_number=any(n != 0 for n in numbers),
+    )
+
+
+def masked_fill(op: "Op", input: Operand, mask: Operand, value: Any) -> TensorType:
+    values = [o for o in (input, value) if isinstance(o, Operand)]
+    return combine(
+        op.linearity,
+        terms_of(values, [mask]),
+        index=input.type.index,
+        adds_number=is_number(value) and value != 0,
+    )
+
+
+def cast(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """The same values in another dtype, device or layout."""
+    every = [*args, *kwargs.values(), op.name]
+    targets = [str(a).removeprefix("torch.") for a in every if not isinstance(a, Operand)]
+    targets += [a.dtype for a in every if isinstance(a, Operand)]
+    whole = ("int", "uint", "bool", "long", "short", "char", "byte")
+    to_whole = any(t.startswith(whole) for t in targets)
+    rounds = to_whole and input.can_have_gradient
+    labels = tuple(range(input.ndim))
+    return combine(
+        NONLINEAR if rounds or "bool" in targets else LINEAR,
+        [Term(input, labels)],
+        index=COMPUTED if rounds else input.type.index,
+    )
+
+
+def same(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """The same elements in the same places."""
+    labels = tuple(range(input.ndim))
+    return combine(op.linearity, [Term(input, labels)], index=input.type.index)
+
+
+def copy(op: "Op", input: Operand, source: Operand, *args: Any) -> TensorType:
+    """The target takes the values of the source, so it must be of the source's type."""
+    if input.type.fresh is not None:
+        return combine(op.linearity, terms_of([source]), index=source.type.index)
+    return combine(op.linearity, terms_of([input, source]), index=source.type.index)
+
+
+def fill(op: "Op", input: Operand, value: Any = 0) -> TensorType:
+    """Every element becomes one number."""
+    if input.type.fresh is not None and not isinstance(value, Operand):
+        return from_factory(input.type.mesh, FILLED if value else ZERO)
+    values = [input, value] if isinstance(value, Operand) else [input]
+    return combine(LINEAR, terms_of(values), adds_number=is_number(value) and value != 0)
+
+
+def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
+    """The dims that an argument names, counted from the front; None names all."""
+    if dim is None or dim == () or dim == []:
+        return tuple(range(ndim))
+    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % ndim if ndim else 0 for d in given)
+
+
+def reduced_labels(
+    op: "Op", input: Operand, dims: tuple[int, ...], keepdim: bool
+) -> tuple[Label, ...]:
+    labels: list[Label] = []
+    place = 0
+    for dim in range(input.ndim):
+        if dim in dims:
+            labels.append(op.along_label(f"reduced {dim}"))
+            place += keepdim
+        else:
+            labels.append(place)
+            place += 1
+    return tuple(labels)
+
+
+def _reduction_arguments(
+    args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, bool]:
+    """(dim, keepdim) of a reduction, however they were passed."""
+    dim: Any = kwargs.get("dim", kwargs.get("axis"))
+    keepdim = bool(kwargs.get("keepdim", False))
+    for arg in args:
+        if isinstance(arg, bool):
+            keepdim = arg
+        elif isinstance(arg, int | tuple | list):
+            dim = arg
+    return dim, keepdim
+
+
+def reduction(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """Dims are reduced away."""
+    dim, keepdim = _reduction_arguments(args, kwargs)
+    dims = dims_of(dim, input.ndim)
+    labels = reduced_labels(op, input, dims, keepdim)
+    return combine(
+        op.linearity, [Term(input, labels)], index=arithmetic_index([input])
+    )
+
+
+def norm(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """A reduction whose first argument is the order of the norm."""
+    return reduction(op, input, *args[1:], **kwargs)
+
+
+def choice(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
+    """max, min, ...: elementwise with a second tensor, else a reduction that chooses.
+
+    Along a dim it returns values and the rows they came from.
+    """
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, Operand):
+        both = [input, other]
+        return combine(NONLINEAR, terms_of(both), index=arithmetic_index(both))
+    values = reduction(op, input, *args, **kwargs).with_index(input.type.index)
+    dim, _ = _reduction_arguments(args, kwargs)
+    if dim is None:
+        return values
+    return values, values.with_index(rows_of(input, dim))
+
+
+def position(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """argmax, argmin: the row that was chosen."""
+    dim, _ = _reduction_arguments(args, kwargs)
+    chosen = reduction(op, input, *args, **kwargs)
+    return chosen.with_index(rows_of(input, dim))
+
+
+def rows_of(input: Operand, dim: int | None) -> Index:
+    """The domain of an index into a dim that is not cut (or into all elements)."""
+    if dim is None:
+        size = 1
+        for length in input.shape:
+            size *= length
+        return Index(size)
+    return Index(input.shape[dim % input.ndim] if input.ndim else 1)
+
+
+def along(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """Same shape; every element depends on the others along one dim."""
+    dim = kwargs.get("dim", args[0] if args else None)
+    return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
+
+
+def _along_term(op: "Op", input: Operand, dim: Any) -> Term:
+    mixed = dims_of(dim, input.ndim)
+    labels = tuple(
+        op.along_label(f"along {d}") if d in mixed else d for d in range(input.ndim)
+    )
+    return Term(input, labels)
+
+
+def ordering(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
+    """sort, argsort, topk, ...: values and the rows they came from, along one dim."""
+    rest = list(args)
+    if op.name in ("topk", "kthvalue"):
+        rest = rest[1:]
+    dims = [a for a in rest if isinstance(a, int) and not isinstance(a, bool)]
+    dim = kwargs.get("dim", dims[0] if dims else -1)
+    values = combine(
+        op.linearity, [_along_term(op, input, dim)], index=input.type.index
+    )
+    order = values.with_index(rows_of(input, dim))
+    return order if op.name == "argsort" else (values, order)
+
+
+def count(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """bincount, histc: how often each value occurs; the counts of pieces add up."""
+    weights = kwargs.get("weights", args[0] if op.name == "bincount" and args else None)
+    length_is_data = (
+        kwargs.get("minlength", args[1] if len(args) > 1 else 0) == 0
+        if op.name == "bincount"
+        else kwargs.get("min", args[1] if len(args) > 1 else 0)
+        == kwargs.get("max", args[2] if len(args) > 2 else 0)
+    )
+    label: Label = Contract("counted")
+    if length_is_data:
+        label = Mixed(
+            "the bins depend on the data of each piece; "
+            "give minlength= (bincount) or min= and max= (histc)"
+        )
+    terms = [Term(input, (label,) * input.ndim, is_control=True)]
+    if isinstance(weights, Operand):
+        terms.append(Term(weights, (label,) * weights.ndim))
+    linearity = LINEAR if isinstance(weights, Operand) else NONLINEAR
+    return combine(linearity, terms, index=COMPUTED)
+
+
+def one_hot(op: "Op", input: Operand, num_classes: int = -1) -> TensorType:
+    if num_classes < 0 and any(t.letter not in "RI" for t in input.type.types):
+        raise Refusal(
+            "without num_classes= the width depends on the largest id of each piece",
+            operand=input,
+            expected="one_hot(ids, num_classes=E)",
+        )
+    labels = tuple(range(input.ndim))
+    return combine(op.linearity, [Term(input, labels)], index=COMPUTED)

@@ -1,0 +1,361 @@
+"""Flows of gathers and scatters: an index must count the rows that it addresses.
+
+Along a dim that is not cut an index addresses whole rows, and everything stays local.
+Along a dim that is cut it may address this rank's own rows only, and must say so
+(`Index(extent, axis)`); then the op is the same one on every piece.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from placements.flows.elementwise import broadcast, is_number, terms_of
+from placements.flows.views import PIECEWISE
+from placements.index import COMPUTED, Computed, Index
+from placements.infer import (
+    Addressed,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Scattered,
+    Term,
+    combine,
+)
+from placements.tensor_type import TensorType
+
+if TYPE_CHECKING:
+    from placements.ops import Op
+
+ACROSS = "rows of this dim are spread over the ranks, and the op would see its own only"
+POSITIONS = "the positions written to are spread over the ranks"
+
+
+def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]:
+    """The axes on which `index` addresses the rank's own rows of a cut dim.
+
+    Raises Refusal if the index does not count the rows of that dim.
+    """
+    domain, cuts = index.type.index, target.type.cuts(dim)
+    if not target.type.mesh.axes or index.is_bool or index.type.is_number:
+        return ()
+    fits = Index.of_cuts(cuts) if cuts else Index(target.shape[dim])
+    if domain == fits:
+        axes = tuple(axis for axis, _ in cuts)
+        for axis in axes:
+            if index.type[axis].letter not in "VS":
+                raise Refusal(
+                    "an index of each rank's own rows differs by rank",
+                    axis, index, "Varying or Shard",
+                )  # fmt: skip
+        return axes
+    if domain is None and not cuts:
+        return ()
+    if isinstance(domain, Computed):
+        axis, guilty, kind = None, index, "policy"
+        reason = "arithmetic made this integer, so nothing says which rows it counts"
+    elif cuts:
+        axis, guilty, kind = cuts[-1][0], target, "unsound"
+        reason = f"{ACROSS}, unless the index counts this rank's own rows"
+    else:
+        assert isinstance(domain, Index)
+        axis, guilty, kind = None, index, "unsound"
+        reason = "the index counts other rows than those of the dim it addresses"
+        if domain.cuts:
+            axis = domain.cuts[-1][0]
+            reason = "the index counts one rank's own rows, and this dim holds all rows"
+    raise Refusal(
+        reason, axis, guilty, f"{fits!r} for dim {dim}", kind, index=(index, fits)
+    )
+
+
+def _own(axes: tuple[str, ...], otherwise: Label) -> Label:
+    return Addressed(axes, otherwise) if axes else otherwise
+
+
+def gather(
+    op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any
+) -> TensorType:
+    """gather, take_along_dim: input and index aligned but for `dim`."""
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    labels = [
+        _own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)
+    ]
+    return combine(
+        op.linearity,
+        [
+            Term(input, tuple(labels)),
+            Term(index, tuple(range(index.ndim)), is_control=True),
+        ],
+        index=input.type.index,
+    )
+
+
+def take_along_dim(
+    op: "Op", input: Operand, indices: Operand, dim: int | None = None
+) -> TensorType:
+    if dim is None:
+        raise Refusal("take_along_dim without dim= flattens; name the dim", operand=input)
+    return gather(op, input, dim, indices)
+
+
+def index_select(op: "Op", input: Operand, dim: int, index: Operand) -> TensorType:
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    labels = [
+        _own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)
+    ]
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels)), Term(index, (along,), is_control=True)],
+        index=input.type.index,
+    )
+
+
+def embedding(
+    op: "Op", input: Operand, weight: Operand, *args: Any, **kwargs: Any
+) -> TensorType:
+    """Rows of `weight` for every id."""
+    axes = addressed_axes(input, weight, 0)
+    last = input.ndim
+    return combine(
+        op.linearity,
+        [
+            Term(weight, (_own(axes, Mixed(ACROSS)), last)),
+            Term(input, tuple(range(input.ndim)), is_control=True),
+        ],
+    )
+
+
+def scatter(
+    op: "Op", input: Operand, dim: int, index: Operand, src: Any = None, **kwargs: Any
+) -> TensorType:
+    """scatter, scatter_add, scatter_reduce: write `src` at `index` along `dim`."""
+    src = kwargs.get("value", src)
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    own = _own(axes, op.along_label("written"))
+    target = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    target[along] = along if axes else target[along]
+    source = tuple(own if d == along else d for d in range(index.ndim))
+    terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
+    if isinstance(src, Operand):
+        terms.append(Term(src, source))
+    return _written(op, input, terms, src)
+
+
+def index_write(
+    op: "Op", input: Operand, dim: int, index: Operand, source: Any, **kwargs: Any
+) -> TensorType:
+    """index_add, index_copy, index_fill: whole rows at `index` along `dim`."""
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    own = _own(axes, op.along_label("written"))
+    target: list[Label] = [
+        Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim)
+    ]
+    terms = [Term(input, tuple(target)), Term(index, (own,), is_control=True)]
+    if isinstance(source, Operand):
+        rows = tuple(own if d == along else d for d in range(source.ndim))
+        terms.append(Term(source, rows))
+    return _written(op, input, terms, source)
+
+
+def _written(
+    op: "Op", input: Operand, terms: Sequence[Term], value: object
+) -> TensorType:
+    return combine(
+        op.linearity,
+        terms,
+        index=input.type.index,
+        adds_number=is_number(value) and value != 0,
+    )
+
+
+def getitem(op: "Op", input: Operand, key: Any) -> TensorType:
+    """x[...]: integers, slices, None, ellipsis, integer tensors and bool masks."""
+    plan = _Plan(input, key)
+    terms = [Term(input, plan.read_labels())]
+    terms += plan.index_terms()
+    return combine(op.linearity, terms, index=input.type.index)
+
+
+def setitem(op: "Op", input: Operand, key: Any, value: Any) -> TensorType:
+    """x[...] = value: the target keeps its type."""
+    plan = _Plan(input, key)
+    terms = [Term(input, plan.write_labels())]
+    terms += plan.written_index_terms()
+    if isinstance(value, Operand):
+        terms.append(Term(value, plan.value_labels(value)))
+    return _written(op, input, terms, value)
+
+
+def index_put(
+    op: "Op", input: Operand, indices: Any, values: Any, accumulate: bool = False
+) -> TensorType:
+    return setitem(op, input, tuple(indices), values)
+
+
+def masked_select(op: "Op", input: Operand, mask: Operand) -> TensorType:
+    every = terms_of([input], [mask])
+    terms = [
+        Term(t.operand, tuple(Scattered() for _ in t.labels), t.is_control) for t in every
+    ]
+    return combine(op.linearity, terms, index=input.type.index)
+
+
+def nonzero(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """Where the elements are: as many rows as each rank finds."""
+    labels = tuple(Scattered() for _ in range(input.ndim))
+    return combine(op.linearity, [Term(input, labels)], index=COMPUTED)
+
+
+class _Plan:
+    """What an indexing key does to each dim of the tensor it indexes."""
+
+    def __init__(self, input: Operand, key: Any) -> None:
+        self.input = input
+        keys = list(key) if isinstance(key, tuple) else [key]
+        keys = self._with_ellipsis(keys)
+        # (key, first dim it consumes, number of dims it consumes)
+        self.entries: list[tuple[Any, int, int]] = []
+        dim = 0
+        for entry in keys:
+            width = 0 if entry is None else _width(entry)
+            self.entries.append((entry, dim, width))
+            dim += width
+        for rest in range(dim, input.ndim):
+            self.entries.append((slice(None), rest, 1))
+        self.tensors = [e for e in self.entries if isinstance(e[0], Operand)]
+        for entry, _, _ in self.entries:
+            if isinstance(entry, list):
+                raise Refusal(
+                    "indexing with a list: use a tensor that says what it indexes",
+                    operand=input,
+                )
+        self._place()
+
+    def _with_ellipsis(self, keys: list[Any]) -> list[Any]:
+        at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
+        if at is None:
+            return keys
+        used = sum(0 if k is None or k is Ellipsis else _width(k) for k in keys)
+        return [
+            *keys[:at], *[slice(None)] * (self.input.ndim - used), *keys[at + 1 :]
+        ]  # fmt: skip
+
+    def _place(self) -> None:
+        """Number the dims of the result."""
+        indices = [e[0] for e in self.tensors if not e[0].is_bool]
+        self.index_ndim = max((i.ndim for i in indices), default=0)
+        if any(e[0].is_bool for e in self.tensors):
+            self.index_ndim = max(self.index_ndim, 1)
+        # With tensors present a plain integer counts as one of them.
+        advanced = [
+            k
+            for k, (entry, _, _) in enumerate(self.entries)
+            if isinstance(entry, Operand) or (self.tensors and _is_int(entry))
+        ]
+        together = bool(advanced) and advanced == list(
+            range(advanced[0], advanced[-1] + 1)
+        )
+        self.index_at = 0
+        place = 0 if together or not advanced else self.index_ndim
+        self.result_dim: dict[int, int] = {}
+        for k, (entry, dim, _) in enumerate(self.entries):
+            if advanced and together and k == advanced[0]:
+                self.index_at = place
+                place += self.index_ndim
+            if entry is None:
+                place += 1
+            elif isinstance(entry, slice):
+                self.result_dim[dim] = place
+                place += 1
+        self.result_ndim = place
+
+    def _axes(self, index: Operand, dim: int) -> tuple[str, ...]:
+        return addressed_axes(index, self.input, dim)
+
+    def read_labels(self) -> tuple[Label, ...]:
+        labels: list[Label] = [None] * self.input.ndim
+        for entry, dim, width in self.entries:
+            if isinstance(entry, Operand) and entry.is_bool:
+                labels[dim : dim + width] = [Scattered()] * width
+            elif isinstance(entry, Operand):
+                labels[dim] = _own(self._axes(entry, dim), Mixed(ACROSS))
+            elif _is_int(entry):
+                labels[dim] = Mixed(PIECEWISE)
+            elif isinstance(entry, slice):
+                whole = _is_whole(entry, self.input.shape[dim])
+                labels[dim] = self.result_dim[dim] if whole else Mixed(PIECEWISE)
+        return tuple(labels)
+
+    def index_terms(self) -> list[Term]:
+        terms: list[Term] = []
+        indices = [e[0] for e in self.tensors if not e[0].is_bool]
+        for index, labels in zip(indices, broadcast(indices) if indices else [], strict=True):
+            shift = self.index_at + self.index_ndim - max(i.ndim for i in indices)
+            moved = tuple(
+                label + shift if isinstance(label, int) else label for label in labels
+            )
+            terms.append(Term(index, moved, is_control=True))
+        for entry, _, _ in self.tensors:
+            if entry.is_bool:
+                spread = tuple(Scattered() for _ in range(entry.ndim))
+                terms.append(Term(entry, spread, is_control=True))
+        return terms
+
+    def write_labels(self) -> tuple[Label, ...]:
+        labels: list[Label] = list(range(self.input.ndim))
+        for entry, dim, _ in self.entries:
+            part = isinstance(entry, slice) and not _is_whole(
+                entry, self.input.shape[dim]
+            )
+            if part or _is_int(entry):
+                labels[dim] = Mixed(PIECEWISE)
+            elif isinstance(entry, Operand) and not entry.is_bool:
+                if not self._axes(entry, dim):
+                    labels[dim] = Mixed(ACROSS)
+        return tuple(labels)
+
+    def written_index_terms(self) -> list[Term]:
+        terms: list[Term] = []
+        for entry, dim, width in self.tensors:
+            if entry.is_bool:
+                labels: tuple[Label, ...] = tuple(range(dim, dim + width))
+            else:
+                own = _own(self._axes(entry, dim), Mixed(POSITIONS))
+                labels = tuple(own for _ in range(entry.ndim))
+            terms.append(Term(entry, labels, is_control=True))
+        return terms
+
+    def value_labels(self, value: Operand) -> tuple[Label, ...]:
+        """Dims of the value, aligned with the dims of `x[key]` from the right."""
+        target: list[Label] = [None] * self.result_ndim
+        for dim, place in self.result_dim.items():
+            target[place] = dim
+        for entry, dim, _ in self.tensors:
+            for k in range(self.index_ndim):
+                if entry.is_bool:
+                    target[self.index_at + k] = Mixed(POSITIONS)
+                else:
+                    own = _own(self._axes(entry, dim), Mixed(POSITIONS))
+                    target[self.index_at + k] = own
+        shift = self.result_ndim - value.ndim
+        return tuple(
+            None if size == 1 and not value.cut_axes(d) else target[d + shift]
+            for d, size in enumerate(value.shape)
+        )
+
+
+def _width(entry: Any) -> int:
+    return entry.ndim if isinstance(entry, Operand) and entry.is_bool else 1
+
+
+def _is_int(entry: object) -> bool:
+    return isinstance(entry, int) and not isinstance(entry, bool)
+
+
+def _is_whole(entry: slice, size: int) -> bool:
+    return entry.indices(size) == (0, size, 1)
+

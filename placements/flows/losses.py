@@ -1,0 +1,86 @@
+"""Flows of norms and losses: composed ops whose inner dims must be whole."""
+
+from typing import TYPE_CHECKING, Any
+
+from placements.flows.elementwise import broadcast
+from placements.infer import Contract, Label, Mixed, Operand, Term, combine
+from placements.rules import NONLINEAR
+from placements.tensor_type import TensorType
+
+if TYPE_CHECKING:
+    from placements.ops import Op
+
+NORMALISED = "a norm needs the whole dim: the statistics of a piece are not those of all"
+CLASSES = "the log-sum-exp needs all classes, and this rank holds a piece of them"
+MEAN = (
+    "a mean over a dim that is cut divides by this rank's count; sum, and divide by the "
+    "global count (reduction='sum' and global_mean)"
+)
+
+
+def normalised(
+    op: "Op", input: Operand, shape: Any, weight: Any = None, bias: Any = None, *args: Any, **kwargs: Any
+) -> TensorType:
+    """layer_norm, rms_norm over the last dims."""
+    first = input.ndim - (len(shape) if isinstance(shape, tuple | list) else 1)
+    labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
+    terms = [Term(input, tuple(labels))]
+    for extra in (weight, bias):
+        if isinstance(extra, Operand):
+            terms.append(Term(extra, (Mixed(NORMALISED),) * extra.ndim))
+    return combine(op.linearity, terms)
+
+
+def _reduced(reduction: str, place: int, key: str) -> Label:
+    if reduction == "none":
+        return place
+    return Contract(key) if reduction == "sum" else Mixed(MEAN)
+
+
+def cross_entropy(
+    op: "Op",
+    input: Operand,
+    target: Operand,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> TensorType:
+    """cross_entropy, nll_loss: classes in dim 1 (dim 0 of an unbatched input)."""
+    classes = 1 if input.ndim > 1 else 0
+    labels: list[Label] = []
+    for d in range(input.ndim):
+        place = d - (d > classes)
+        labels.append(
+            Mixed(CLASSES) if d == classes else _reduced(reduction, place, f"row {place}")
+        )
+    if target.ndim == input.ndim:
+        rows = tuple(labels)
+    else:
+        rows = tuple(
+            _reduced(reduction, d, f"row {d}") for d in range(target.ndim)
+        )
+    terms = [
+        Term(input, tuple(labels)),
+        Term(target, rows, is_control=not target.can_have_gradient),
+    ]
+    if isinstance(weight, Operand):
+        terms.append(Term(weight, (Mixed(CLASSES),), is_control=True))
+    return combine(NONLINEAR, terms)
+
+
+def elementwise_loss(
+    op: "Op", input: Operand, target: Operand, *args: Any, reduction: str = "mean", **kwargs: Any
+) -> TensorType:
+    """mse_loss and its kin: elementwise, then all dims reduced."""
+    every = [input, target]
+    terms: list[Term] = []
+    for operand, labels in zip(every, broadcast(every), strict=True):
+        reduced = tuple(
+            _reduced(reduction, label, f"element {label}") if isinstance(label, int) else label
+            for label in labels
+        )
+        terms.append(Term(operand, reduced))
+    return combine(NONLINEAR, terms)

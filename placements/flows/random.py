@@ -1,0 +1,70 @@
+"""Flows of random ops: whether ranks that hold equal values still do afterwards.
+
+`shared` are the mesh axes on which the caller says that all ranks' generators are in
+the same state; on the others every rank draws its own numbers.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from placements.infer import Operand, Refusal, Term, combine
+from placements.mesh import Mesh
+from placements.rules import DRAWS, LINEAR
+from placements.tensor_type import MADE, TensorType, make
+from placements.types import BY_LETTER, AxisType, R, Shard, V
+
+if TYPE_CHECKING:
+    from placements.ops import Op
+
+_DRAW = {(draw.letter, draw.shared): draw for draw in DRAWS}
+
+
+def masked(input: Operand, shared: frozenset[str]) -> TensorType:
+    """A value times a random mask."""
+    types: dict[str, AxisType] = {}
+    for axis, t in input.type.items():
+        draw = _DRAW[t.letter, axis in shared]
+        if draw.gives is None:
+            raise Refusal(draw.reason, axis, input, "Replicate", kind="policy")
+        types[axis] = t if draw.gives == t.letter else BY_LETTER[draw.gives]
+    return make(input.type.mesh, types)
+
+
+def dropout(
+    op: "Op",
+    input: Operand,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    shared: frozenset[str],
+) -> TensorType:
+    """The identity when nothing is dropped; else a product with a random mask."""
+    if p == 0 or not training:
+        return combine(LINEAR, [Term(input, tuple(range(input.ndim)))])
+    return masked(input, shared)
+
+
+def sample(
+    op: "Op", input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
+) -> TensorType:
+    """bernoulli, multinomial: numbers drawn with these probabilities."""
+    return masked(input, shared)
+
+
+def like(
+    op: "Op", input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
+) -> TensorType:
+    """Fresh numbers in the shape of `input`, or in its place."""
+    types: dict[str, AxisType] = {}
+    for axis, t in input.type.items():
+        alone = t if isinstance(t, Shard) else V
+        types[axis] = R if axis in shared else alone
+    return make(input.type.mesh, types, fresh=MADE)
+
+
+def create(
+    op: "Op", mesh: Mesh, *args: Any, shared: frozenset[str], **kwargs: Any
+) -> TensorType:
+    """Fresh numbers in a shape of the rank's own."""
+    types = {axis: R if axis in shared else V for axis in mesh.axes}
+    return make(mesh, types, fresh=MADE)

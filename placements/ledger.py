@@ -1,0 +1,54 @@
+"""The record of what typed collectives sent: axis, kind, bytes, caller.
+
+A record of one step is its communication ledger; ranks whose records differ are out of
+lockstep.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective: `nbytes` is the size of the tensor that this rank brought in."""
+
+    axis: str
+    kind: str
+    nbytes: int
+    caller: str
+    backward: bool = False
+
+
+@dataclass
+class Ledger:
+    """The collectives of a step, in the order in which this rank ran them."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """How many collectives by (axis, kind)."""
+        return Counter((entry.axis, entry.kind) for entry in self.entries)
+
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries)
+
+
+_active: ContextVar[Ledger | None] = ContextVar("placements_ledger", default=None)
+
+
+@contextmanager
+def ledger() -> Iterator[Ledger]:
+    """Record every typed collective until the block ends, backward included."""
+    record = Ledger()
+    token = _active.set(record)
+    try:
+        yield record
+    finally:
+        _active.reset(token)
+
+
+def active_ledger() -> Ledger | None:
+    return _active.get()

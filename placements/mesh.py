@@ -1,0 +1,159 @@
+"""Meshes: axis names, sizes, this rank's coordinate, and the groups if there are any.
+
+A mesh is a `DeviceMesh`, or names and sizes alone. With sizes alone nothing can
+communicate, and the checks see the mesh from one coordinate (the first, unless said).
+The current mesh is one context variable, so every simulated rank has its own.
+"""
+
+import math
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from itertools import product
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Mesh:
+    """Named axes over ranks, seen from one rank."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        coordinate: Mapping[str, int] | None = None,
+        device_mesh: "DeviceMesh | None" = None,
+    ) -> None:
+        for axis, size in sizes.items():
+            if not axis.isidentifier():
+                raise ValueError(f"mesh axis {axis!r} must be a name such as 'tp'")
+            if size < 1:
+                raise ValueError(f"mesh axis {axis!r} has size {size}, must be >= 1")
+        self.sizes: dict[str, int] = dict(sizes)
+        self.coordinate: dict[str, int] = {
+            axis: (coordinate or {}).get(axis, 0) for axis in self.sizes
+        }
+        for axis, place in self.coordinate.items():
+            if not 0 <= place < self.sizes[axis]:
+                raise ValueError(
+                    f"coordinate {place} on mesh axis {axis!r} must lie in "
+                    f"0..{self.sizes[axis] - 1}"
+                )
+        self.device_mesh = device_mesh
+        # Axes of size 1 carry no information: types leave them out.
+        self.axes: tuple[str, ...] = tuple(a for a, n in self.sizes.items() if n > 1)
+        self.position: dict[str, int] = {a: i for i, a in enumerate(self.axes)}
+        self._key = (
+            tuple(self.sizes.items()),
+            tuple(self.coordinate.values()),
+            id(device_mesh) if device_mesh is not None else None,
+        )
+        self._hash = hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Mesh) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.sizes.items())})"
+
+    @property
+    def num_ranks(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def require(self, axis: str) -> int:
+        """The size of `axis`; ValueError if the mesh has no such axis."""
+        if axis not in self.sizes:
+            known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
+            raise ValueError(
+                f"the current mesh has no axis {axis!r} (it has {known}); "
+                f"an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
+            )
+        return self.sizes[axis]
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The process group of `axis`; None on a mesh of sizes alone."""
+        self.require(axis)
+        return None if self.device_mesh is None else self.device_mesh.get_group(axis)
+
+    def coordinates(self) -> list[dict[str, int]]:
+        """Every rank's coordinate, in rank order (the last axis runs fastest)."""
+        places = product(*(range(n) for n in self.sizes.values()))
+        return [dict(zip(self.sizes, place, strict=True)) for place in places]
+
+    def seen_from(self, coordinate: Mapping[str, int]) -> "Mesh":
+        """The same mesh as another rank sees it; sizes alone."""
+        return Mesh(self.sizes, coordinate)
+
+    def rank_order(self) -> tuple[int, ...]:
+        """The global ranks, row-major; what two presentations must share."""
+        if self.device_mesh is None:
+            return tuple(range(self.num_ranks))
+        return tuple(self.device_mesh.mesh.flatten().tolist())
+
+
+MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
+
+# A DeviceMesh is looked up by identity at every `set_current_mesh`; its Mesh is kept on
+# the object itself so that types made under it stay comparable.
+_ATTRIBUTE = "_placements_mesh"
+
+
+def as_mesh(mesh: "MeshLike") -> Mesh:
+    """A Mesh from one, from names and sizes, or from a DeviceMesh with names."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, Mapping):
+        return Mesh(mesh)
+    known = getattr(mesh, _ATTRIBUTE, None)
+    if isinstance(known, Mesh):
+        return known
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None:
+        raise ValueError(
+            "a mesh is a DeviceMesh with mesh_dim_names, or a mapping such as "
+            f"{{'dp': 2, 'tp': 4}}; got {mesh!r}"
+        )
+    place = mesh.get_coordinate()
+    if place is None:
+        raise ValueError("this rank is not part of the DeviceMesh")
+    made = Mesh(
+        dict(zip(names, mesh.mesh.shape, strict=True)),
+        dict(zip(names, place, strict=True)),
+        mesh,
+    )
+    setattr(mesh, _ATTRIBUTE, made)
+    return made
+
+
+_current: ContextVar[Mesh | None] = ContextVar("placements_mesh", default=None)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh that axis names refer to; None means one device."""
+    return _current.get()
+
+
+class set_current_mesh:  # noqa: N801 - reads as the verb it is
+    """Make `mesh` the current one: at once, and until the `with` block ends."""
+
+    def __init__(self, mesh: "MeshLike | None") -> None:
+        made = None if mesh is None else as_mesh(mesh)
+        self._token: Token[Mesh | None] = _current.set(made)
+        self.mesh = made
+
+    def __enter__(self) -> Mesh | None:
+        return self.mesh
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _current.reset(self._token)

@@ -1,0 +1,154 @@
+"""A transition applied to a tensor: its action, and its backward from the same table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from placements import transport
+from placements.callsite import caller
+from placements.extents import Extent
+from placements.ledger import Entry, Ledger
+from placements.meaning import take_piece
+from placements.transitions import Transition, dual_transition
+from placements.transport import Line
+
+Cut = tuple[int, Extent]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One transition on one axis, with all that its action needs to know."""
+
+    row: Transition
+    line: Line
+    src_cut: Cut | None = None  # where src is a Shard
+    dst_cut: Cut | None = None  # where dst is a Shard
+    new_dim: int = 0  # of a stack or an unbind
+    sends: tuple[int, ...] = ()  # of an exchange
+    receives: tuple[int, ...] = ()
+    record: Ledger | None = None
+    site: str = ""
+    is_backward: bool = False
+
+    def dual(self) -> "Move":
+        """The move of the gradient: src and dst change places."""
+        return replace(
+            self,
+            row=dual_transition(self.row),
+            src_cut=self.dst_cut,
+            dst_cut=self.src_cut,
+            sends=self.receives,
+            receives=self.sends,
+            is_backward=not self.is_backward,
+        )
+
+    def run(self, x: Tensor) -> Tensor:
+        kind = self.row.communicates
+        if kind is not None and self.record is not None:
+            nbytes = x.numel() * x.element_size()
+            entry = Entry(self.line.axis, kind, nbytes, self.site, self.is_backward)
+            self.record.entries.append(entry)
+        return _ACTIONS[self.row.action](self, x)
+
+
+def _same(move: Move, x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
+def _first_only(move: Move, x: Tensor) -> Tensor:
+    return x.view_as(x) if move.line.rank == 0 else torch.zeros_like(x)
+
+
+def _sum(move: Move, x: Tensor) -> Tensor:
+    return transport.sum_over(move.line, x)
+
+
+def _gather(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None
+    return transport.gather_pieces(move.line, x, *move.src_cut)
+
+
+def _stack(move: Move, x: Tensor) -> Tensor:
+    return transport.stack_all(move.line, x).movedim(0, move.new_dim)
+
+
+def _sum_and_cut(move: Move, x: Tensor) -> Tensor:
+    assert move.dst_cut is not None
+    return transport.sum_and_cut(move.line, x, *move.dst_cut)
+
+
+def _sum_and_unbind(move: Move, x: Tensor) -> Tensor:
+    return transport.sum_rows(move.line, x.movedim(move.new_dim, 0))
+
+
+def _exchange(move: Move, x: Tensor) -> Tensor:
+    return transport.exchange_rows(move.line, x, move.sends, move.receives)
+
+
+def _recut(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None and move.dst_cut is not None
+    return transport.recut(move.line, x, move.src_cut, move.dst_cut)
+
+
+def _cut(move: Move, x: Tensor) -> Tensor:
+    assert move.dst_cut is not None
+    return take_piece(x, *move.dst_cut, move.line.rank).clone()
+
+
+def _place(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None
+    return transport.place_piece(move.line, x, *move.src_cut)
+
+
+def _unbind(move: Move, x: Tensor) -> Tensor:
+    return x.select(move.new_dim, move.line.rank).clone()
+
+
+def _place_row(move: Move, x: Tensor) -> Tensor:
+    rows = [
+        x if rank == move.line.rank else torch.zeros_like(x)
+        for rank in range(move.line.size)
+    ]
+    return torch.stack(rows, move.new_dim)
+
+
+_ACTIONS: dict[str, Callable[[Move, Tensor], Tensor]] = {
+    "same": _same,
+    "first only": _first_only,
+    "sum": _sum,
+    "gather": _gather,
+    "stack": _stack,
+    "sum and cut": _sum_and_cut,
+    "sum and unbind": _sum_and_unbind,
+    "exchange": _exchange,
+    "recut": _recut,
+    "cut": _cut,
+    "place": _place,
+    "unbind": _unbind,
+    "place row": _place_row,
+}
+
+
+class _Apply(torch.autograd.Function):
+    """Forward: the move. Backward: its dual, itself differentiable."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, move: Move) -> Tensor:
+        ctx.move = move  # pyright: ignore[reportAttributeAccessIssue]
+        return move.run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Apply.apply(grads[0], ctx.move.dual()), None
+
+
+def apply(move: Move, x: Tensor) -> Tensor:
+    """Run the move, with its dual as backward."""
+    if move.record is not None:
+        move = replace(move, site=caller())
+    result: Any = _Apply.apply(x, move)
+    return result

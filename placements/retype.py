@@ -1,0 +1,125 @@
+"""Pure: the type and shape that a transition gives a tensor on one axis."""
+
+from collections.abc import Sequence
+
+from placements.extents import Extent, Padded
+from placements.index import COMPUTED, Computed, Index
+from placements.infer import Operand, Refusal
+from placements.tensor_type import make
+from placements.transitions import Transition
+from placements.types import AxisType, Shard
+
+INNER_FIRST = (
+    "another axis cuts this dim further in, so these pieces are not next to each other; "
+    "undo the inner cut first"
+)
+
+
+def retyped(
+    row: Transition,
+    x: Operand,
+    axis: str,
+    dst: AxisType,
+    *,
+    new_dim: int = 0,
+    receives: Sequence[int] | None = None,
+) -> Operand:
+    """`x` after the transition `row` on `axis`.
+
+    `new_dim`: where a stack puts its dim, or which dim an unbind takes away.
+    """
+    mesh, rank = x.type.mesh, x.type.mesh.coordinate[axis]
+    shape = list(x.shape)
+    others: dict[str, AxisType] = {a: t for a, t in x.type.items() if a != axis}
+    src = x.type[axis]
+    match row.action:
+        case "gather" | "place" | "recut":
+            dim, extent = _cut_of(x, axis, src)
+            shape[dim] = extent.total
+        case "stack" | "place row":
+            shape.insert(new_dim, mesh.sizes[axis])
+            others = shifted(others, new_dim, 1)
+        case "unbind" | "sum and unbind":
+            _must_be_whole(x, axis, new_dim, mesh.sizes[axis])
+            del shape[new_dim]
+            others = shifted(others, new_dim, -1)
+        case "exchange":
+            for other, t in others.items():
+                if isinstance(t, Shard) and t.dim == 0:
+                    raise Refusal(
+                        "the rows that are exchanged are pieces on another axis, and "
+                        "would be theirs no longer",
+                        other, x, "Varying",
+                    )  # fmt: skip
+            shape[0] = sum(receives) if receives is not None else shape[0]
+        case _:
+            pass
+    if row.action in ("cut", "sum and cut", "recut"):
+        assert isinstance(dst, Shard)
+        dst = _bound(dst, shape[dst.dim % len(shape)], len(shape), mesh.sizes[axis], x, axis)
+        assert dst.extent is not None
+        shape[dst.dim] = dst.extent.local_size(rank)
+    elif isinstance(dst, Shard):
+        dst = _claimed(dst, shape, mesh.sizes[axis], rank, x, axis)
+    new_type = make(mesh, {**others, axis: dst}, _index_after(row, x.type.index))
+    return Operand(new_type, tuple(shape), x.dtype, x.position)
+
+
+def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:
+    assert isinstance(src, Shard) and src.extent is not None
+    if x.type.order(src.dim)[-1] != axis:
+        raise Refusal(INNER_FIRST, axis, x, "the innermost cut of the dim")
+    return src.dim, src.extent
+
+
+def _bound(
+    dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str
+) -> Shard:
+    """A cut to be made of a dim of `rows` rows; like torch.chunk unless it says."""
+    extent = (dst.extent or Padded(rows)).over(ranks)
+    if extent.total != rows:
+        raise Refusal(
+            f"{extent!r} cuts {extent.total} rows, but the dim has {rows}", axis, x,
+            repr(Padded(rows)),
+        )  # fmt: skip
+    return Shard(dst.dim % ndim, extent)
+
+
+def _claimed(
+    dst: Shard, shape: Sequence[int], ranks: int, rank: int, x: Operand, axis: str
+) -> Shard:
+    """A cut that is claimed of rows already held."""
+    dim = dst.dim % len(shape)
+    extent = (dst.extent or Padded(shape[dim] * ranks)).over(ranks)
+    if extent.local_size(rank) != shape[dim]:
+        raise Refusal(
+            f"{extent!r} gives rank {rank} {extent.local_size(rank)} rows, but the dim "
+            f"has {shape[dim]}",
+            axis, x, repr(extent),
+        )  # fmt: skip
+    return Shard(dim, extent)
+
+
+def _must_be_whole(x: Operand, axis: str, dim: int, ranks: int) -> None:
+    if not x.shape or x.shape[dim] != ranks or x.type.order(dim):
+        raise Refusal(
+            f"one row per rank is taken from dim {dim}, so it must have {ranks} rows and "
+            "not be cut; for pieces of several rows use Shard",
+            axis, x, f"a dim of {ranks} rows",
+        )  # fmt: skip
+
+
+def shifted(types: dict[str, AxisType], dim: int, by: int) -> dict[str, AxisType]:
+    return {
+        axis: Shard(t.dim + by, t.extent) if isinstance(t, Shard) and t.dim >= dim else t
+        for axis, t in types.items()
+    }
+
+
+def _index_after(
+    row: Transition, index: Index | Computed | None
+) -> Index | Computed | None:
+    """Rows of one rank's own are nobody's once they moved to another rank."""
+    if row.communicates and isinstance(index, Index) and index.cuts:
+        return COMPUTED
+    return index

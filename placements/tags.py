@@ -1,0 +1,41 @@
+"""Put, read and clear the type of a tensor: the only code that touches the attribute.
+
+A tensor holds its type and no type holds a tensor, so nothing is kept alive.
+"""
+
+from typing import cast
+
+from torch import Tensor
+
+from placements.tensor_type import TensorType
+
+_TYPE = "_placements_type"
+_VERSION = "_placements_version"
+
+
+def get(tensor: Tensor) -> TensorType | None:
+    """The tensor's type; None if nobody said."""
+    return cast(TensorType | None, getattr(tensor, _TYPE, None))
+
+
+def put(tensor: Tensor, tensor_type: TensorType) -> None:
+    setattr(tensor, _TYPE, tensor_type)
+    if tensor_type.fresh is not None:
+        setattr(tensor, _VERSION, _version(tensor))
+
+
+def clear(tensor: Tensor) -> None:
+    if get(tensor) is not None:
+        delattr(tensor, _TYPE)
+
+
+def is_overwritten(tensor: Tensor) -> bool:
+    """Whether a factory's tensor was written through another name for its memory."""
+    known = get(tensor)
+    if known is None or known.fresh is None:
+        return False
+    return getattr(tensor, _VERSION, None) != _version(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

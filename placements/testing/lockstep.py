@@ -1,0 +1,323 @@
+"""Threads that run one at a time, in a fixed order, until each has to wait.
+
+A rank holds the baton while it computes. It gives the baton away only when it
+waits for something that another rank has yet to do, so a program of ranks is
+deterministic, and a deadlock is a fact (nobody can take the baton), not a
+timeout. When one rank fails, every other rank is led to its next collective,
+noted there, and unwound; the threads are then ready for the next run. This file
+does not know how a collective moves data, nor process groups.
+"""
+
+import _thread
+import inspect
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TESTING = os.path.join(_PACKAGE, "testing") + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
+_LIBRARIES = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    _STANDARD + "contextlib.py",
+    _STANDARD + "functools.py",
+    _STANDARD + "threading.py",
+    "<frozen",
+    "<eval_with_key",
+)
+_GRACE_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class Aborted(BaseException):
+    """Unwinds a rank after another one failed.
+
+    Not an Exception: `except Exception` in the code under test must not catch it.
+    """
+
+
+class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind)
+    """The ranks did not all finish together.
+
+    `pending` says, rank by rank, where each one stood: its next collective and the
+    line that called it, or "returned", or "raised ...". `rank` and `cause` name the
+    first rank that raised, and are None when nothing was raised.
+    """
+
+    def __init__(
+        self,
+        headline: str,
+        pending: list[str],
+        rank: int | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        lines = [f"  rank {r}  {text}" for r, text in enumerate(pending)]
+        super().__init__("\n".join([headline, *lines]))
+        self.headline = headline
+        self.pending = pending
+        self.rank = rank
+        self.cause = cause
+        self.__cause__ = cause
+
+
+class Awaited(Protocol):
+    """Something a rank can wait for: one call of a collective."""
+
+    done: bool
+
+    def describe(self) -> str: ...
+
+
+Line = tuple[str, int]
+
+
+def _innermost(lines: Iterable[Line]) -> Line:
+    # Code of this package is passed over, unless there is nothing else: the laws
+    # that ship with it are user code to the simulator.
+    fallback = ("unknown", 0)
+    for line in lines:
+        filename = line[0]
+        if filename.startswith(_LIBRARIES):
+            continue
+        if not filename.startswith(_PACKAGE):
+            return line
+        if fallback[1] == 0 and not filename.startswith(_TESTING):
+            fallback = line
+    return fallback
+
+
+def shown_line(line: Line) -> str:
+    return f"{line[0].removeprefix(os.getcwd() + os.sep)}:{line[1]}"
+
+
+def _frames(frame: FrameType | None) -> Iterable[Line]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def user_line() -> Line:
+    """The file and line of the innermost caller outside torch and this package."""
+    return _innermost(_frames(inspect.currentframe()))
+
+
+def describe_error(error: BaseException) -> str:
+    """The text `raised Type: message at file:line` of a rank's exception."""
+    walked = traceback.walk_tb(error.__traceback__)
+    lines = [(frame.f_code.co_filename, line) for frame, line in walked]
+    where = shown_line(_innermost(reversed(lines)))
+    return f"raised {headline_of(error)}  at {where}"
+
+
+def headline_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Rank:
+    """What the scheduler knows of one rank."""
+
+    def __init__(self) -> None:
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.thread: threading.Thread | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.started = False
+        self.finished = False
+        self.awaits: Awaited | None = None
+        self.aborted_in: Awaited | None = None
+        self.error: BaseException | None = None
+        self.result: object = None
+
+    def describe(self) -> str:
+        if self.error is not None:
+            return describe_error(self.error)
+        call = self.aborted_in or self.awaits
+        if call is not None:
+            return call.describe()
+        if self.finished:
+            return "returned"
+        if not self.started:
+            return "not started"
+        thread = cast(threading.Thread, self.thread)
+        frame = cast(Any, sys)._current_frames().get(thread.ident)
+        return f"runs at {shown_line(_innermost(_frames(frame)))}"
+
+
+class Lockstep:
+    """`size` persistent threads that run a task each, one at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.usable = True
+        self._closing = False
+        self._ranks = [_Rank() for _ in range(size)]
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+        self._headline: str | None = None
+        self._first: int | None = None
+        self._handovers = 0
+        self._task: Callable[[int], object] = lambda rank: None
+        # set_num_threads also changes the default of threads born later; put it back.
+        num_threads = torch.get_num_threads()
+        for number, rank in enumerate(self._ranks):
+            rank.thread = threading.Thread(
+                target=self._serve, args=(number,), name=f"rank {number}", daemon=True
+            )
+            rank.thread.start()
+        self.run(lambda rank: torch.set_num_threads(1))
+        torch.set_num_threads(num_threads)
+
+    def run(self, task: Callable[[int], T], timeout: float | None = None) -> list[T]:
+        """Call `task(rank)` on every rank; its results by rank, or RankFailure.
+
+        `timeout` bounds the time one rank may hold the baton, so it only ever
+        strikes a rank that computes for that long or blocks on a foreign lock.
+        """
+        if not self.usable:
+            raise RuntimeError("this pool of ranks was abandoned")
+        self._headline, self._first, self._task = None, None, task
+        random_state = torch.default_generator.get_state()
+        try:
+            self._ranks[0].baton.release()
+            self._wait_for_all(timeout)
+        finally:
+            torch.default_generator.set_state(random_state)
+            self._task = lambda rank: None
+        headline = self._headline
+        failure = None if headline is None else self._failure(headline)
+        results = [cast(T, rank.result) for rank in self._ranks]
+        for rank in self._ranks:
+            rank.reset()
+        if failure is not None:
+            raise failure
+        return results
+
+    def announce(self, number: int, call: Awaited) -> None:
+        """To be called by rank `number` before each collective."""
+        if self._ranks[number].thread is not threading.current_thread():
+            raise RuntimeError(
+                f"rank {number} is simulated by a thread of its own; its collectives "
+                f"cannot be called from {threading.current_thread().name!r}"
+            )
+        if self._headline is not None:
+            self._abort(number, call)
+
+    def fail(self, number: int, call: Awaited, headline: str) -> NoReturn:
+        """End the run: the latest `call`, of rank `number`, shows a disagreement."""
+        self._headline = self._headline or headline
+        self._abort(number, call)
+
+    def wait(self, number: int, call: Awaited) -> None:
+        """Give the baton away until `call` is done."""
+        if call.done:
+            return
+        self.announce(number, call)
+        rank = self._ranks[number]
+        rank.awaits = call
+        # torch's generator belongs to the process; a rank has its own stream.
+        random_state = torch.default_generator.get_state()
+        self._hand_over(number)
+        rank.baton.acquire()
+        torch.default_generator.set_state(random_state)
+        rank.awaits = None
+        if not call.done:
+            self._abort(number, call)
+
+    def close(self) -> None:
+        """End the threads."""
+        if not self.usable:
+            return
+        self.usable, self._closing = False, True
+        for rank in self._ranks:
+            rank.baton.release()
+        for rank in self._ranks:
+            cast(threading.Thread, rank.thread).join(_GRACE_SECONDS)
+
+    def _abort(self, number: int, call: Awaited) -> NoReturn:
+        rank = self._ranks[number]
+        rank.aborted_in = rank.aborted_in or call
+        raise Aborted
+
+    def _serve(self, number: int) -> None:
+        # Backward must stay on this thread: an autograd thread has no baton.
+        torch.autograd.set_multithreading_enabled(False)
+        rank = self._ranks[number]
+        while True:
+            rank.baton.acquire()
+            if self._closing:
+                return
+            if self.usable:
+                self._perform(number)
+            rank.finished = True
+            self._hand_over(number)
+            if not self.usable:
+                return
+
+    def _perform(self, number: int) -> None:
+        rank = self._ranks[number]
+        rank.started = True
+        try:
+            with torch.enable_grad():
+                rank.result = self._task(number)
+        except Aborted:
+            pass
+        except BaseException as error:
+            rank.error = error
+            if self._headline is None:
+                self._headline = f"rank {number} raised {headline_of(error)}"
+                self._first = number
+
+    def _can_run(self, rank: _Rank) -> bool:
+        if rank.finished:
+            return False
+        return rank.awaits is None or rank.awaits.done or self._headline is not None
+
+    def _hand_over(self, number: int) -> None:
+        self._handovers += 1
+        if all(rank.finished for rank in self._ranks):
+            self._done.release()
+            return
+        order = [self._ranks[(number + i) % self.size] for i in range(1, self.size + 1)]
+        following = next(filter(self._can_run, order), None)
+        if following is None:
+            self._headline = self._deadlock()
+            following = next(filter(self._can_run, order))
+        following.baton.release()
+
+    def _deadlock(self) -> str:
+        returned = [r for r, rank in enumerate(self._ranks) if rank.finished]
+        waiting = [r for r, rank in enumerate(self._ranks) if not rank.finished]
+        if returned:
+            return f"ranks {waiting} wait, but ranks {returned} returned"
+        return f"ranks {waiting} wait for each other in different collectives"
+
+    def _failure(self, headline: str) -> RankFailure:
+        pending = [rank.describe() for rank in self._ranks]
+        cause = None if self._first is None else self._ranks[self._first].error
+        return RankFailure(headline, pending, self._first, cause)
+
+    def _wait_for_all(self, timeout: float | None) -> None:
+        limit = -1 if timeout is None else timeout
+        try:
+            seen = self._handovers
+            while not self._done.acquire(timeout=limit):
+                if self._handovers == seen:
+                    self.usable = False
+                    headline = f"a rank ran for {timeout} s without any collective"
+                    raise self._failure(headline)
+                seen = self._handovers
+        except BaseException:
+            # Ctrl-C, a test timeout: let the ranks unwind, or give the threads up.
+            self._headline = self._headline or "interrupted"
+            if self.usable and not self._done.acquire(timeout=_GRACE_SECONDS):
+                self.usable = False
+            raise

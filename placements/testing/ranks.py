@@ -1,0 +1,290 @@
+"""Run one function once per rank, on simulated ranks or on real gloo processes.
+
+`run_ranks` is the whole of it. With backend "sim" the ranks are lock-step threads of
+this process, and the code under test sees an ordinary `torch.distributed` whose
+default group is a `SimGroup`. Threads and groups are kept from call to call, so that
+thousands of examples are cheap; groups that the code under test made itself are
+dropped when the call ends, and all groups are when the call failed.
+"""
+
+import atexit
+import copy
+import functools
+import math
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.device_mesh as mesh_module
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from placements.testing.lockstep import Lockstep, RankFailure
+from placements.testing.process_pool import run_on_processes
+from placements.testing.sim_backend import SimGroup, Simulation
+
+# Private parts of torch that the simulator stands on, all in one place.
+_c10d = cast(Any, dist.distributed_c10d)
+_c10d_cpp = cast(Any, torch)._C._distributed_c10d
+_mesh_module = cast(Any, mesh_module)
+
+T = TypeVar("T")
+
+
+class _World:
+    """The state that torch.distributed keeps once per process, here once per rank."""
+
+    def __init__(self) -> None:
+        self.default_pg: SimGroup | None = None
+        self.pg_map: dict[object, tuple[str, object]] = {}
+        self.pg_names: dict[object, str] = {}
+        self.pg_group_ranks: dict[object, dict[int, int]] = {}
+        self.pg_backend_config: dict[object, str] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[str, list[object]] = {}
+        self.pg_to_tag: dict[object, str] = {}
+        self.pg_coalesce_state: dict[object, list[object]] = {}
+        self.comms: list[object] = []
+
+
+class _Here(threading.local):
+    """What the rank of the current thread (or process) knows about its call."""
+
+    axes: dict[str, int] | None = None
+    meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] | None = None
+    world: _World | None = None
+    simulation: Simulation | None = None
+
+
+_here = _Here()
+
+
+def run_ranks(
+    mesh: Mapping[str, int] | int,
+    fn: Callable[..., T],
+    *args: object,
+    backend: Literal["sim", "gloo"] = "sim",
+    timeout: float = 60.0,
+    seed: int = 0,
+) -> list[T]:
+    """Call `fn(*args)` on every rank of `mesh`; the results, by rank.
+
+    `mesh` gives the size of each axis, `{"dp": 2, "tp": 2}`, or the number of ranks.
+    Inside `fn`, `torch.distributed` is initialised and `device_mesh()` is the mesh.
+    Each rank has its own copy of `args` and starts with `torch.manual_seed(seed)`.
+
+    "sim" ranks share the process, hence module globals, closures and the default
+    dtype: a leaf tensor must not be shared through a closure. "gloo" ranks are
+    processes, so `fn`, `args` and results must be picklable: `fn` is a function at
+    module level. A gloo call ends within `timeout` seconds; a simulated rank may
+    compute for that long between two collectives, as deadlocks need no timeout.
+
+    Raises RankFailure when a rank raises, or the ranks do not call the same
+    collectives; the next call starts clean.
+
+        >>> def total():
+        ...     x = torch.tensor([dist.get_rank() + 1.0])
+        ...     dist.all_reduce(x)
+        ...     return x.item()
+        >>> run_ranks({"dp": 2, "tp": 2}, total)
+        [10.0, 10.0, 10.0, 10.0]
+    """
+    if _here.world is not None:
+        raise ValueError("run_ranks was called by a simulated rank")
+    axes = {"rank": mesh} if isinstance(mesh, int) else dict(mesh)
+    if not axes or min(axes.values()) < 1:
+        raise ValueError(f"mesh {mesh} has no ranks")
+    task = functools.partial(_call, axes, seed, fn)
+    if backend == "gloo":
+        return run_on_processes(math.prod(axes.values()), task, args, timeout)
+    if backend != "sim":
+        raise ValueError(f"backend {backend!r} is neither 'sim' nor 'gloo'")
+    with _lock:
+        return _simulated(math.prod(axes.values())).run(task, args, timeout)
+
+
+def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
+    """The DeviceMesh of the current `run_ranks` call, or other `axes` on its ranks.
+
+    Meshes are kept, so a second call costs nothing. The first one is collective.
+    """
+    if _here.axes is None or _here.meshes is None:
+        raise ValueError("device_mesh() was called outside run_ranks")
+    wanted = dict(_here.axes if axes is None else axes)
+    key = tuple(wanted.items())
+    if key not in _here.meshes:
+        if math.prod(wanted.values()) != dist.get_world_size():
+            size = dist.get_world_size()
+            raise ValueError(f"axes {wanted} do not make up {size} ranks")
+        # All ranks or none: a mesh that only some ranks have would spoil later calls.
+        _c10d.barrier()
+        _here.meshes[key] = init_device_mesh(
+            "cpu", tuple(wanted.values()), mesh_dim_names=tuple(wanted)
+        )
+    return _here.meshes[key]
+
+
+def _call(
+    axes: dict[str, int], seed: int, fn: Callable[..., T], args: tuple[object, ...]
+) -> T:
+    """What one rank does, in a thread or in a process."""
+    _here.axes = axes
+    if _here.meshes is None:
+        _here.meshes = {}
+    torch.default_generator.manual_seed(seed)
+    try:
+        result = fn(*args)
+        if dist.is_initialized():
+            _drop_groups(_here.meshes.values())
+        else:
+            _here.meshes = None
+        return result
+    finally:
+        _here.axes = None
+
+
+def _drop_groups(meshes: Any) -> None:
+    """Destroy the groups that `fn` made, apart from those of kept meshes."""
+    kept = [group for mesh in meshes for group in mesh._pg_registry.values()]
+    kept.append(dist.group.WORLD)
+    dropped = [group for group in list(_c10d._world.pg_map) if group not in kept]
+    for group in dropped:
+        dist.destroy_process_group(group)
+    if dropped:
+        _forget_meshes_in_dtensor()
+
+
+def _forget_meshes_in_dtensor() -> None:
+    # DTensor remembers results together with the mesh, hence with its dead groups.
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        cast(Any, debug)._clear_sharding_prop_cache()
+
+
+class _SimulatedWorld:
+    """A pool of threads whose torch.distributed state is set up and reused."""
+
+    def __init__(self, size: int) -> None:
+        self.lockstep = Lockstep(size)
+        self.simulation = Simulation(self.lockstep)
+        self.worlds: list[_World] = []
+        self.ready = False
+
+    def run(
+        self,
+        task: Callable[[tuple[object, ...]], T],
+        args: tuple[object, ...],
+        timeout: float,
+    ) -> list[T]:
+        copies = [copy.deepcopy(args) for _ in range(self.lockstep.size)]
+        with _state_per_thread():
+            if not self.ready:
+                self.simulation.clear()
+                self.worlds = self.lockstep.run(self._set_up)
+            self.ready = False
+            results = self.lockstep.run(lambda rank: task(copies[rank]), timeout)
+            unmatched = self.simulation.unmatched()
+            if unmatched:
+                pending = [["returned"] for _ in self.worlds]
+                for call in unmatched:
+                    pending[call.rank].append(f"without {call.describe()}")
+                lines = [", ".join(of_rank) for of_rank in pending]
+                raise RankFailure("some calls never met their peers", lines)
+            self.simulation.clear()
+            # Names of groups are numbers; all ranks must go on counting alike.
+            count = max(world.group_count for world in self.worlds)
+            for world in self.worlds:
+                world.group_count = count
+            self.ready = all(world.default_pg is not None for world in self.worlds)
+        return results
+
+    def _set_up(self, rank: int) -> _World:
+        _c10d_cpp._unregister_all_process_groups()
+        _forget_meshes_in_dtensor()
+        _here.world, _here.meshes, _here.simulation = _World(), {}, self.simulation
+        size = self.lockstep.size
+        dist.init_process_group(
+            "sim", store=_c10d_cpp.HashStore(), rank=rank, world_size=size
+        )
+        return _here.world
+
+
+def _make_group(options: Any, backend_options: object) -> SimGroup:
+    simulation = cast(Simulation, _here.simulation)
+    ranks = options.global_ranks_in_group or range(options.group_size)
+    return SimGroup(simulation, options.group_rank, ranks, options.group_id)
+
+
+class _WorldOfThread:
+    """Stands in for torch's global `_world`: each rank's thread finds its own."""
+
+    def __init__(self, outside: object) -> None:
+        object.__setattr__(self, "_outside", outside)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(_here.world or self._outside, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(_here.world or self._outside, name, value)
+
+
+@contextmanager
+def _state_per_thread() -> Generator[None]:
+    """Give each simulated rank a torch.distributed of its own, for a while."""
+    outside = _c10d._world
+    saved = _c10d._backend, _c10d._default_pg_init_method, sys.excepthook
+    get_backend = _mesh_module.get_backend
+
+    def named_threaded(group: Any = None) -> str:
+        # DeviceMesh tells the meshes of two threads apart only for this name, and
+        # DTensor's caches, shared by all threads, go wrong if it does not.
+        name = get_backend(group)
+        return "threaded" if name == "sim" else name
+
+    _c10d._world = _WorldOfThread(outside)
+    _mesh_module.get_backend = named_threaded
+    _c10d_cpp._set_thread_isolation_mode(True)
+    try:
+        # Ranks that enter and leave catch_warnings in turn would restore it wrongly.
+        with warnings.catch_warnings():
+            yield
+    finally:
+        _c10d_cpp._set_thread_isolation_mode(False)
+        _mesh_module.get_backend = get_backend
+        _c10d._world = outside
+        _c10d._backend, _c10d._default_pg_init_method, sys.excepthook = saved
+        _c10d_cpp._set_global_rank(dist.get_rank() if dist.is_initialized() else -1)
+
+
+# One pool per number of ranks; the lock is there because the state that
+# _state_per_thread replaces belongs to the process.
+# A forked child has the pools but not their threads, so the process is in the key.
+_pools: dict[tuple[int, int], _SimulatedWorld] = {}
+_lock = threading.Lock()
+
+
+def _simulated(size: int) -> _SimulatedWorld:
+    key = (os.getpid(), size)
+    if key not in _pools or not _pools[key].lockstep.usable:
+        _pools[key] = _SimulatedWorld(size)
+    return _pools[key]
+
+
+@atexit.register
+def _close_pools() -> None:
+    for (process, _), pool in _pools.items():
+        if process == os.getpid():
+            pool.lockstep.close()
+    _pools.clear()
+
+
+if "SIM" not in cast(Any, dist.Backend)._plugins:
+    cast(Any, dist.Backend).register_backend(
+        "sim", _make_group, extended_api=True, devices=["cpu"]
+    )
