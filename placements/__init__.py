@@ -30,12 +30,15 @@ from placements.extents import Folded as Folded
 from placements.extents import Padded as Padded
 from placements.extents import Ragged as Ragged
 from placements.index import Index as Index
+from placements.index_maps import to_global as to_global
+from placements.index_maps import to_local as to_local
 from placements.ledger import ledger as ledger
 from placements.meaning import join as join
 from placements.meaning import split as split
 from placements.mesh import Mesh as Mesh
 from placements.mesh import current_mesh as current_mesh
 from placements.mesh import set_current_mesh as set_current_mesh
+from placements.presentations import reinterpret_mesh as reinterpret_mesh
 from placements.propagate import register_op as register_op
 from placements.propagate import typecheck as typecheck
 from placements.state import shared_generator as shared_generator

@@ -1,6 +1,6 @@
 """Where in the user's code a call came from, and what its tensors are called there."""
 
-import sys
+import inspect
 from pathlib import Path
 from types import FrameType
 
@@ -13,7 +13,7 @@ _PASSED_OVER = ("contextlib.py", "threading.py", "_decorator.py")
 
 def user_frame() -> FrameType | None:
     """The innermost frame that belongs neither to this package nor to torch."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARIES) and not name.endswith(_PASSED_OVER):

@@ -23,6 +23,7 @@ from placements.moves import Cut, Move, apply
 from placements.retype import retyped, shifted
 from placements.state import current, suspended
 from placements.tensor_type import TensorType, make
+from placements.torch_private import unseen
 from placements.transitions import Transition, choices, find
 from placements.transport import Line
 from placements.types import WORDS, AxisType, AxisTypeLike, P, Shard, V, as_axis_type
@@ -66,7 +67,15 @@ def all_gather(
     """
     new_dim = _one_dim("gather_dim", gather_dim, as_axis_type(src))
     return _cast_around(
-        _transition, "all_gather", x, axis, src, dst, op_dtype, out_dtype, new_dim=new_dim
+        _transition,
+        "all_gather",
+        x,
+        axis,
+        src,
+        dst,
+        op_dtype,
+        out_dtype,
+        new_dim=new_dim,
     )
 
 
@@ -113,9 +122,7 @@ def all_to_all(
     )  # fmt: skip
 
 
-def redistribute(
-    x: Tensor, axis: Axis, src: AxisTypeLike, dst: AxisTypeLike
-) -> Tensor:
+def redistribute(x: Tensor, axis: Axis, src: AxisTypeLike, dst: AxisTypeLike) -> Tensor:
     """Any type -> any type of the same value, by the one call that does it."""
     return _transition("redistribute", x, axis, src, dst)
 
@@ -182,7 +189,7 @@ def _transition(
         if row is None or (line.size == 1 and row.action not in _RESHAPES):
             return x
         return apply(_untyped_move(row, x, line, src, dst, new_dim, sends, receives), x)
-    with torch._C.DisableTorchFunction(), suspended():
+    with unseen(), suspended():
         return _checked(call, row, x, line, mesh, src, dst, new_dim, sends, receives)
 
 
@@ -250,9 +257,7 @@ def _untyped_move(
         else:
             dst_cut = _held_cut(dst, x, line)
     sent, received = _splits(row, x.shape, line, sends, receives)
-    return Move(
-        row, line, src_cut, dst_cut, new_dim, sent, received, active_ledger()
-    )
+    return Move(row, line, src_cut, dst_cut, new_dim, sent, received, active_ledger())
 
 
 def _held_cut(t: Shard, x: Tensor, line: Line) -> Cut:
@@ -286,7 +291,8 @@ def _splits(
                 f"all_to_all without split sizes needs a multiple of {line.size} rows, "
                 f"got {rows}"
             )
-        return ((rows // line.size,) * line.size,) * 2
+        even = (rows // line.size,) * line.size
+        return even, even
     if len(sends) != line.size or len(receives) != line.size:
         raise ValueError(
             f"split sizes need one entry for each of the {line.size} ranks of axis "

@@ -1,9 +1,8 @@
 """Declare the type of a tensor, ask for it, and trust an opaque function's types."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from placements import tags
@@ -14,6 +13,7 @@ from placements.index import Index
 from placements.propagate import Typecheck
 from placements.state import current
 from placements.tensor_type import TensorType, declared
+from placements.torch_private import unseen
 from placements.types import Shard, TypesLike, as_axis_type
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def assert_type(x: Tensor, types: TypesLike, *, index: Index | None = None) -> T
     """
     if current.mode is None:
         return x
-    with torch._C.DisableTorchFunction():
+    with unseen():
         known = tags.get(x)
         if known is None or known.fresh is not None:
             tags.put(x, declared(checked_mesh(), types, tuple(x.shape), index))
@@ -55,7 +55,7 @@ def _check(x: Tensor, known: TensorType, types: TypesLike) -> None:
 
 def type_of(x: Tensor) -> TensorType | None:
     """The tensor's type, a mapping axis -> type; None if it has none."""
-    with torch._C.DisableTorchFunction():
+    with unseen():
         return tags.get(x)
 
 
@@ -92,7 +92,7 @@ def remember(module: nn.Module, name: str, types: TypesLike) -> None:
 
 def stamp(module: nn.Module) -> None:
     """Give the module's own parameters and buffers the types declared for them."""
-    with torch._C.DisableTorchFunction():
+    with unseen():
         for name, types in declarations(module).items():
             tensor = getattr(module, name)
             tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
@@ -126,12 +126,12 @@ def region(
             return fn(*args)
         if len(args) != len(ins):
             raise ValueError(f"region: {len(ins)} types declared, {len(args)} arguments")
-        with torch._C.DisableTorchFunction():
+        with unseen():
             for arg, given, grad in zip(args, ins, grads, strict=True):
                 _check_boundary(arg, given, grad)
         with Typecheck(lenient=True):
             result = fn(*args)
-        with torch._C.DisableTorchFunction():
+        with unseen():
             _check_results(result, outs)
         return result
 
@@ -159,7 +159,7 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
 
 
 def _check_results(result: Any, outs: Any) -> None:
-    results: Any = result if isinstance(result, tuple) else (result,)
+    results = cast(Any, result if isinstance(result, tuple) else (result,))
     wanted: Any = (outs,) if isinstance(outs, Mapping) else tuple(outs)
     if len(results) != len(wanted):
         raise PlacementError(

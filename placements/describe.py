@@ -50,7 +50,9 @@ def described(tensor: Tensor, tensor_type: TensorType | None = None) -> str:
 
 def operand_of(tensor: Tensor, where: str, position: int = 0) -> Operand:
     """The operand of a typed tensor; PlacementError if it has no type."""
-    return Operand(type_or_error(tensor, where), tuple(tensor.shape), dtype_name(tensor), position)
+    return Operand(
+        type_or_error(tensor, where), tuple(tensor.shape), dtype_name(tensor), position
+    )
 
 
 def type_or_error(tensor: Tensor, where: str) -> TensorType:

@@ -59,9 +59,7 @@ class PlacementError(AnnotationError, ValueError):
             lines.append(f"  {'operands' if k == 0 else '':<9} {operand}")
         for fix in self.fixes:
             lines.append(f"  {'fix':<9} {fix.call}")
-            lines.append(
-                f"  {'':<9} forward: {fix.forward}; backward: {fix.backward}"
-            )
+            lines.append(f"  {'':<9} forward: {fix.forward}; backward: {fix.backward}")
         if self.advice:
             lines.append(f"  {'fix':<9} {self.advice}")
         return "\n".join(lines)

@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 # Row numbers may be Python ints, SymInts or integer tensors; the arithmetic is the same.
-Rows = TypeVar("Rows", int, Tensor)
+Rows: TypeAlias = Any
 
 
 class Extent(ABC):
@@ -288,6 +288,9 @@ class Ragged(Extent):
 class Folded(Extent):
     """`outer` blocks, each cut like `inner`: what flattening `(B, L@axis)` makes."""
 
+    outer: int
+    inner: Extent
+
     def __init__(self, outer: int, inner: Extent, ranks: int | None = None) -> None:
         if outer < 0:
             raise ValueError(f"Folded needs at least 0 blocks, got {outer}")
@@ -306,8 +309,10 @@ class Folded(Extent):
 
     def over(self, ranks: int) -> Extent:
         _check_ranks(self, ranks)
-        return self.inner.over(ranks) if self.outer == 1 else Folded(
-            self.outer, self.inner, ranks
+        return (
+            self.inner.over(ranks)
+            if self.outer == 1
+            else Folded(self.outer, self.inner, ranks)
         )
 
     def local_size(self, rank: int) -> int:

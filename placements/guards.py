@@ -6,9 +6,9 @@ every such call goes through, for as long as any thread checks.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,35 +18,21 @@ from placements import tags
 from placements.callsite import caller
 from placements.errors import PlacementError
 from placements.state import current, suspended
+from placements.torch_private import unseen
 
-# Methods of a process group that send or receive -> the typed call that replaces them.
-TYPED_CALLS: dict[str, str] = {
-    "allreduce": "all_reduce(x, axis, src=P, dst=R)",
-    "allreduce_coalesced": "all_reduce(x, axis, src=P, dst=R)",
-    "reduce": "all_reduce(x, axis, src=P, dst=R)",
-    "allgather": "all_gather(x, axis, src=S(0), dst=R)",
-    "_allgather_base": "all_gather(x, axis, src=S(0), dst=R)",
-    "allgather_coalesced": "all_gather(x, axis, src=S(0), dst=R)",
-    "allgather_into_tensor_coalesced": "all_gather(x, axis, src=S(0), dst=R)",
-    "gather": "all_gather(x, axis, src=S(0), dst=R)",
-    "reduce_scatter": "reduce_scatter(x, axis, src=P, dst=S(0))",
-    "_reduce_scatter_base": "reduce_scatter(x, axis, src=P, dst=S(0))",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter(x, axis, src=P, dst=S(0))",
-    "alltoall": "all_to_all(x, axis, src=V, dst=V)",
-    "alltoall_base": "all_to_all(x, axis, src=V, dst=V)",
-    "broadcast": "all_reduce(convert(x, axis, src=R, dst=P), axis, src=P, dst=R)",
-    "scatter": "convert(x, axis, src=R, dst=S(0))",
-    "send": "all_to_all(x, axis, src=V, dst=V)",
-    "recv": "all_to_all(x, axis, src=V, dst=V)",
-    "recv_anysource": "all_to_all(x, axis, src=V, dst=V)",
-}
-
-_FUNCTIONAL = {
-    "all_reduce": "allreduce",
-    "all_gather_into_tensor": "_allgather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
+# Start of the name of a raw collective, underscores left out -> the typed call for it.
+TYPED_CALLS: tuple[tuple[str, str], ...] = (
+    ("allreduce", "all_reduce(x, axis, src=P, dst=R)"),
+    ("allgather", "all_gather(x, axis, src=S(0), dst=R)"),
+    ("reducescatter", "reduce_scatter(x, axis, src=P, dst=S(0))"),
+    ("alltoall", "all_to_all(x, axis, src=V, dst=V)"),
+    ("broadcast", "all_reduce(convert(x, axis, src=R, dst=P), axis, src=P, dst=R)"),
+    ("scatter", "convert(x, axis, src=R, dst=S(0))"),
+    ("gather", "all_gather(x, axis, src=S(0), dst=R)"),
+    ("reduce", "all_reduce(x, axis, src=P, dst=R)"),
+    ("send", "all_to_all(x, axis, src=V, dst=V)"),
+    ("recv", "all_to_all(x, axis, src=V, dst=V)"),
+)
 
 # Functions of torch whose backward is the backward of the checked ops inside them.
 TRANSPARENT = frozenset({"CheckpointFunction"})
@@ -57,7 +43,7 @@ _undo: list[Callable[[], None]] = []
 
 
 @contextmanager
-def doors_watched() -> Iterator[None]:
+def doors_watched() -> Generator[None]:
     """Watch the doors until the block ends; blocks may nest and run in many threads."""
     global _watchers
     with _lock:
@@ -109,14 +95,14 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
         )
     types = [tags.get(a) if isinstance(a, Tensor) else a for a in args]
     found = rule(*types)
-    with suspended(), torch._C.DisableTorchFunction():
-        result = original(cls, *args, **kwargs)
-    results = result if isinstance(result, tuple) else (result,)
-    declared = found if isinstance(found, tuple) else (found,)
-    for tensor, tensor_type in zip(results, declared, strict=True):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    with suspended(), unseen():
+        result: Any = original(cls, *args, **kwargs)
+    results = cast(Any, result if isinstance(result, tuple) else (result,))
+    declared = cast(Any, found if isinstance(found, tuple) else (found,))
+    for tensor, tensor_type in zip(results, declared, strict=True):
         if isinstance(tensor, Tensor) and tensor_type is not None:
-            tags.put(tensor, tensor_type)  # pyright: ignore[reportUnknownArgumentType]
-    return result  # pyright: ignore[reportUnknownVariableType]
+            tags.put(tensor, tensor_type)
+    return result
 
 
 def _group_classes() -> list[Any]:
@@ -131,9 +117,9 @@ def _watch_collectives() -> None:
     if not dist.is_available():
         return
     for owner in _group_classes():
-        for name in TYPED_CALLS:
-            if name in owner.__dict__:
-                _replace(owner, name, _refusing(owner.__dict__[name], name))
+        for name, method in list(owner.__dict__.items()):
+            if callable(method) and _typed_call(name) is not None:
+                _replace(owner, name, _refusing(method, name))
 
 
 def _refusing(original: Any, name: str) -> Any:
@@ -145,9 +131,14 @@ def _refusing(original: Any, name: str) -> Any:
     return method
 
 
+def _typed_call(name: str) -> str | None:
+    plain = name.replace("_", "")
+    return next((call for start, call in TYPED_CALLS if plain.startswith(start)), None)
+
+
 def raw_collective(name: str) -> PlacementError:
     """The error for a collective that goes round the types."""
-    typed = TYPED_CALLS.get(_FUNCTIONAL.get(name, name), "a call of placements.collectives")
+    typed = _typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
     return PlacementError(
         f"{name} at {caller()}: a raw torch.distributed collective inside typecheck()",
         where=name,

@@ -79,7 +79,7 @@ class Addressed:
 
 # int: the dim of the result that this dim becomes; None: a dim of one row that is
 # broadcast, or that the op does not look at.
-Label: TypeAlias = int | None | Contract | Mixed | Scattered | Addressed
+Label: TypeAlias = int | Contract | Mixed | Scattered | Addressed | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ class Term:
     is_control: bool = False
 
 
-class Refusal(Exception):
+# The kind of a refusal that torch itself reports better: the shapes do not fit.
+SHAPES = "shapes"
+
+
+class Refusal(Exception):  # noqa: N818 - a verdict, turned into an error at the boundary
     """Inference found no type: why, on which axis, because of which operand."""
 
     def __init__(
@@ -135,9 +139,7 @@ def combine(
     adds_number |= any(
         term.operand.type.fresh == FILLED and not term.is_control for term in fills
     )
-    types = {
-        axis: _join_axis(axis, linearity, placed, adds_number) for axis in mesh.axes
-    }
+    types = {axis: _join_axis(axis, linearity, placed, adds_number) for axis in mesh.axes}
     return make(mesh, _in_order(types, placed), index, fresh)
 
 
@@ -306,9 +308,7 @@ def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
     return letters[0][1], "Replicate"
 
 
-def _in_order(
-    types: dict[str, AxisType], terms: Sequence[Term]
-) -> dict[str, AxisType]:
+def _in_order(types: dict[str, AxisType], terms: Sequence[Term]) -> dict[str, AxisType]:
     """The axis types, ordered so that cuts of one dim keep the operands' order."""
     ordered: list[str] = []
     by_dim: dict[int, list[str]] = {}

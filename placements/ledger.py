@@ -5,7 +5,7 @@ lockstep.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ _active: ContextVar[Ledger | None] = ContextVar("placements_ledger", default=Non
 
 
 @contextmanager
-def ledger() -> Iterator[Ledger]:
+def ledger() -> Generator[Ledger]:
     """Record every typed collective until the block ends, backward included."""
     record = Ledger()
     token = _active.set(record)

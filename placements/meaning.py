@@ -12,6 +12,7 @@ from torch import Tensor
 
 from placements.extents import Extent, Folded, Padded
 from placements.mesh import Mesh, MeshLike, as_mesh
+from placements.torch_private import unseen
 from placements.types import AxisType, Partial, Shard, TypesLike, Varying, as_axis_type
 
 
@@ -22,9 +23,10 @@ def split(value: Tensor, types: TypesLike, mesh: MeshLike) -> list[Tensor]:
     locals that sum to a Partial this takes the value on the first rank, zeros elsewhere.
     """
     mesh = as_mesh(mesh)
-    cut = _complete(types, mesh, value.dim() - _num_varying(types, mesh))
-    pieces = [_local(value, cut, mesh, place) for place in mesh.coordinates()]
-    return [piece.clone() for piece in pieces]
+    with unseen():
+        cut = _complete(types, mesh, value.dim() - _num_varying(types, mesh))
+        pieces = [_local(value, cut, mesh, place) for place in mesh.coordinates()]
+        return [piece.clone() for piece in pieces]
 
 
 def join(locals_: Sequence[Tensor], types: TypesLike, mesh: MeshLike) -> Tensor:
@@ -43,9 +45,10 @@ def join(locals_: Sequence[Tensor], types: TypesLike, mesh: MeshLike) -> Tensor:
     merged_first = [a for a in reversed(list(cut)) if not isinstance(cut[a], Varying)]
     varying = [a for a in reversed(axes) if isinstance(cut.get(a), Varying)]
     rest = [a for a in axes if a not in cut]
-    for axis in [*rest, *merged_first, *varying]:
-        values = _merge_axis(values, axes, axis, mesh, cut.get(axis))
-        axes.remove(axis)
+    with unseen():
+        for axis in [*rest, *merged_first, *varying]:
+            values = _merge_axis(values, axes, axis, mesh, cut.get(axis))
+            axes.remove(axis)
     return values[0]
 
 
@@ -89,6 +92,10 @@ def _local(
     return value
 
 
+def _in_blocks(value: Tensor, dim: int, outer: int, size: int) -> Tensor:
+    return value.reshape(*value.shape[:dim], outer, size, *value.shape[dim + 1 :])
+
+
 def take_piece(value: Tensor, dim: int, extent: Extent, rank: int) -> Tensor:
     """The rows of `dim` that `rank` holds."""
     if extent.total != value.shape[dim]:
@@ -96,7 +103,7 @@ def take_piece(value: Tensor, dim: int, extent: Extent, rank: int) -> Tensor:
             f"{extent!r} cuts {extent.total} rows, but dim {dim} has {value.shape[dim]}"
         )
     if isinstance(extent, Folded):
-        blocks = value.unflatten(dim, (extent.outer, extent.inner.total))
+        blocks = _in_blocks(value, dim, extent.outer, extent.inner.total)
         return take_piece(blocks, dim + 1, extent.inner, rank).flatten(dim, dim + 1)
     return value.narrow(dim, extent.offset(rank), extent.local_size(rank))
 
@@ -105,7 +112,7 @@ def put_pieces(pieces: Sequence[Tensor], dim: int, extent: Extent) -> Tensor:
     """All ranks' rows -> the whole dim; the inverse of `take_piece`."""
     if isinstance(extent, Folded):
         blocks = [
-            piece.unflatten(dim, (extent.outer, extent.inner.local_size(rank)))
+            _in_blocks(piece, dim, extent.outer, extent.inner.local_size(rank))
             for rank, piece in enumerate(pieces)
         ]
         return put_pieces(blocks, dim + 1, extent.inner).flatten(dim, dim + 1)

@@ -94,7 +94,7 @@ class Mesh:
         """The global ranks, row-major; what two presentations must share."""
         if self.device_mesh is None:
             return tuple(range(self.num_ranks))
-        return tuple(self.device_mesh.mesh.flatten().tolist())
+        return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
 
 
 MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"

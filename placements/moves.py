@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -143,12 +143,14 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Apply.apply(grads[0], ctx.move.dual()), None
+        return _apply(grads[0], ctx.move.dual()), None
+
+
+_apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
 
 
 def apply(move: Move, x: Tensor) -> Tensor:
     """Run the move, with its dual as backward."""
     if move.record is not None:
         move = replace(move, site=caller())
-    result: Any = _Apply.apply(x, move)
-    return result
+    return _apply(x, move)

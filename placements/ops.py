@@ -84,8 +84,8 @@ ROWS: tuple[Row, ...] = (
         "logical_not logical_or logical_xor logit logsigmoid lt maximum minimum mish "
         "nan_to_num ne pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid "
         "sign signbit silu sin sinc sinh softplus softsign sqrt square tan tanh "
-        "tanhshrink threshold trunc xlogy addcdiv special_expit special_entr __and__ __or__ "
-        "__xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ "
+        "tanhshrink threshold trunc xlogy addcdiv special_expit special_entr "
+        "__and__ __or__ __xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ "
         "__mod__ __rmod__ __floordiv__ __rfloordiv__",
         NONLINEAR,
         elementwise.pointwise,
@@ -142,7 +142,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "copies and casts",
-        "clone contiguous detach data requires_grad_ view_as_real pin_memory cpu cuda",
+        "clone contiguous detach data pin_memory cpu cuda",
         LINEAR,
         elementwise.same,
         "the same values",
@@ -151,7 +151,7 @@ ROWS: tuple[Row, ...] = (
         "copies and casts",
         "to type_as type float double half bfloat16 int long short bool char byte",
         LINEAR,
-        elementwise.cast,
+        elementwise.to_dtype,
         "the same values in another dtype; rounding to whole numbers is not linear",
     ),
     Row(
@@ -606,7 +606,8 @@ METADATA = frozenset(
     "is_cpu is_meta is_mkldnn is_quantized is_mps is_xpu is_nested name names "
     "retains_grad output_nr itemsize nbytes _version _base is_inference "
     "size dim numel nelement stride storage_offset is_contiguous is_floating_point "
-    "is_complex is_signed data_ptr element_size untyped_storage storage storage_type "
+    "requires_grad_ is_complex is_signed data_ptr element_size untyped_storage storage "
+    "storage_type "
     "get_device __len__ __repr__ __str__ __format__ __hash__ register_hook _is_view "
     "register_post_accumulate_grad_hook retain_grad dim_order __dir__ has_names "
     "is_tensor is_storage result_type can_cast promote_types broadcast_tensors_shape "

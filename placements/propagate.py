@@ -5,9 +5,8 @@ operand types, shapes and other arguments; the keys hold no tensors.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -22,11 +21,12 @@ from placements.describe import (
 )
 from placements.errors import PlacementError, mismatch
 from placements.guards import doors_watched, raw_collective
-from placements.infer import Operand, Refusal
+from placements.infer import SHAPES, Operand, Refusal
 from placements.ops import METADATA, OPS, READS, SOURCES, Op
 from placements.state import checkers, current
 from placements.suggest import fixes
 from placements.tensor_type import TensorType
+from placements.torch_private import op_name
 from placements.types import WORDS, Shard
 
 _MEMO_SIZE = 8192
@@ -67,7 +67,7 @@ class Typecheck(TorchFunctionMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # pyright: ignore[reportUnknownMemberType]
         current.mode = self._outer
         checkers.count -= 1
         self._doors.__exit__(*exception)
@@ -130,6 +130,8 @@ class Typecheck(TorchFunctionMode):
         try:
             found = infer(operands)
         except Refusal as refusal:
+            if refusal.kind == SHAPES:
+                return _UNTYPED  # torch will refuse it
             raise _refused(where, infer, refusal, tensors, operands) from None
         except TypeError as error:
             raise PlacementError(
@@ -156,9 +158,11 @@ def _key(arg: Any, tensors: list[Tensor]) -> Any:
         tensors.append(arg)
         return tags.get(arg), arg.shape, arg.dtype
     if isinstance(arg, list | tuple):
-        return tuple(_key(a, tensors) for a in arg)
+        items = cast(Any, arg)
+        return tuple(_key(a, tensors) for a in items)
     if isinstance(arg, slice):
-        return "slice", arg.start, arg.stop, arg.step
+        bounds = cast(Any, arg)
+        return "slice", bounds.start, bounds.stop, bounds.step
     if isinstance(arg, dict):
         raise PlacementError(f"an op got a dict: {arg!r}")
     return arg.__class__, arg
@@ -188,10 +192,10 @@ def _inference(
 def _with_operands(arg: Any, operands: Any) -> Any:
     if isinstance(arg, Tensor):
         return next(operands)
-    if isinstance(arg, list):
-        return [_with_operands(a, operands) for a in arg]
-    if isinstance(arg, tuple):
-        return tuple(_with_operands(a, operands) for a in arg)
+    if isinstance(arg, list | tuple):
+        items = cast(Any, arg)
+        seen = [_with_operands(a, operands) for a in items]
+        return seen if isinstance(arg, list) else tuple(seen)
     return arg
 
 
@@ -244,14 +248,15 @@ def _refused(
 
 
 def _tag(result: Any, found: Any) -> None:
-    if isinstance(result, Tensor):
-        tags.put(result, found[0] if isinstance(found, list | tuple) else found)
+    """Tag a tensor, or each of several; a list of types is repeated as needed."""
+    several = isinstance(found, list | tuple)
+    results = [result] if isinstance(result, Tensor) else result
+    if not isinstance(results, list | tuple):
         return
-    if isinstance(result, tuple | list):
-        results: list[Any] = [r for r in result if isinstance(r, Tensor)]  # pyright: ignore[reportUnknownVariableType]
-        for k, r in enumerate(results):
-            one = found[min(k, len(found) - 1)] if isinstance(found, list | tuple) else found
-            tags.put(r, one)
+    types = cast(Any, found if several else [found])
+    tensors = cast(Any, results)
+    for k, tensor in enumerate(t for t in tensors if isinstance(t, Tensor)):
+        tags.put(tensor, types[min(k, len(types) - 1)])
 
 
 def _resolve(func: Any) -> Any:
@@ -281,11 +286,9 @@ def _find(func: Any) -> Any:
 
 def torch_name(func: Any) -> str:
     """The name that the table knows an op by."""
-    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        overload = isinstance(func, torch._ops.OpOverload)
-        packet: Any = func.overloadpacket if overload else func
-        namespace, _, name = str(packet._qualified_op_name).partition("::")
-        return name if namespace == "aten" else f"{namespace}::{name}"
+    qualified = op_name(func)
+    if qualified is not None:
+        return qualified.removeprefix("aten::")
     name = str(getattr(func, "__name__", func))
     if name in ("__get__", "__set__"):
         owner = func.__self__.__name__
@@ -301,9 +304,12 @@ def _read(mode: Typecheck, func: Any, args: Any, kwargs: Any) -> Any:
     """A value becomes a Python number: not while it is pending a sum."""
     for tensor in args:
         known = tags.get(tensor) if isinstance(tensor, Tensor) else None
-        for axis, t in (known or {}).items():
-            if t.letter == "P":
-                where, name = f"{torch_name(func)} at {caller()}", name_of(tensor) or "x"
+        for axis in known or ():
+            if known is not None and known[axis].letter == "P":
+                where, name = (
+                    f"{torch_name(func)} at {caller()}",
+                    name_of(tensor) or "x",
+                )
                 raise mismatch(
                     where, name, axis, "Replicate", "Partial",
                     rule="this rank holds one summand, not the value",
@@ -317,8 +323,11 @@ def _unknown(mode: Typecheck, func: Any, args: Any, kwargs: Any) -> Any:
     if mode.lenient:
         return func(*args, **kwargs)
     name = torch_name(func)
-    if name.startswith(("_c10d_functional", "c10d")):
-        raise raw_collective(name.partition("::")[2])
+    module = str(getattr(func, "__module__", ""))
+    if name.startswith(("_c10d_functional", "c10d")) or module.startswith(
+        "torch.distributed"
+    ):
+        raise raw_collective(name.rpartition("::")[2])
     raise PlacementError(
         f"{name} at {caller()}: the table of ops does not know it",
         where=name,

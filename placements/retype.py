@@ -56,7 +56,9 @@ def retyped(
             pass
     if row.action in ("cut", "sum and cut", "recut"):
         assert isinstance(dst, Shard)
-        dst = _bound(dst, shape[dst.dim % len(shape)], len(shape), mesh.sizes[axis], x, axis)
+        dst = _bound(
+            dst, shape[dst.dim % len(shape)], len(shape), mesh.sizes[axis], x, axis
+        )
         assert dst.extent is not None
         shape[dst.dim] = dst.extent.local_size(rank)
     elif isinstance(dst, Shard):
@@ -72,9 +74,7 @@ def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:
     return src.dim, src.extent
 
 
-def _bound(
-    dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str
-) -> Shard:
+def _bound(dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str) -> Shard:
     """A cut to be made of a dim of `rows` rows; like torch.chunk unless it says."""
     extent = (dst.extent or Padded(rows)).over(ranks)
     if extent.total != rows:

@@ -114,9 +114,7 @@ DIM_REASONS: dict[str, str] = {
 }
 
 
-def join(
-    linearity: Linearity, values: Iterable[str], controls: Iterable[str] = ()
-) -> Rule:
+def join(linearity: Linearity, values: Iterable[str], controls: Iterable[str] = ()) -> Rule:
     """The row that holds for operands of these letters on one axis."""
     value_letters, control_letters = list(values), list(controls)
     letters = {*value_letters, *control_letters} or {"R"}

@@ -5,7 +5,7 @@ thread checks; then `current.mode` says whether this thread does.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Optional
 
@@ -33,7 +33,7 @@ checkers = Checkers()
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
+def suspended() -> Generator[None]:
     """Checking is off inside: backward, hooks and recomputation are not checked."""
     mode, current.mode = current.mode, None
     try:
@@ -43,7 +43,7 @@ def suspended() -> Iterator[None]:
 
 
 @contextmanager
-def shared_generator(*axes: str) -> Iterator[None]:
+def shared_generator(*axes: str) -> Generator[None]:
     """Say that on these axes all ranks' random generators are in the same state.
 
     Random ops then keep Replicate and Invariant values equal on those axes, and are

@@ -6,7 +6,7 @@ from dataclasses import replace
 from placements.errors import Fix
 from placements.infer import Operand, Refusal
 from placements.retype import retyped
-from placements.transitions import TRANSITIONS, Transition, cost
+from placements.transitions import TRANSITIONS, Transition, cost, find
 from placements.types import BY_LETTER, AxisType, Shard
 
 MOST = 3
@@ -14,7 +14,11 @@ MOST = 3
 # Tried in this order; what keeps the meaning of the value comes first.
 _CANDIDATES = [
     *(t for t in TRANSITIONS if t.call == "convert" and "V" not in (t.src, t.dst)),
-    *(t for t in TRANSITIONS if t.call in ("all_reduce", "reduce_scatter") and t.dst != "V"),
+    *(
+        t
+        for t in TRANSITIONS
+        if t.call in ("all_reduce", "reduce_scatter") and t.dst != "V"
+    ),
     *(t for t in TRANSITIONS if t.call == "all_gather" and t.src == "S"),
     *(t for t in TRANSITIONS if t.call == "reinterpret" and (t.src, t.dst) == ("S", "V")),
 ]
@@ -27,7 +31,9 @@ def fixes(
 ) -> list[Fix]:
     """Up to three changes of one operand, or of all that are alike, that type-check."""
     found: list[Fix] = []
-    attempts = [(row, changed) for row in _CANDIDATES for changed in _choices(row, operands)]
+    attempts = [
+        (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
+    ]
     seen: set[str] = set()
     for row, changed in [(None, ()), *attempts]:
         if len(found) == MOST or (row is not None and _name(row) in seen):
@@ -37,6 +43,15 @@ def fixes(
             found.append(fix)
             seen.add(_name(row) if row else "")
     return found
+
+
+def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | None:
+    """The one call that turns a type into another, if there is one."""
+    row = find("redistribute", actual, expected)
+    if row is None or (row.action == "recut" and repr(actual) == repr(expected)):
+        return None
+    text = f"{row.call}({name}, {axis!r}, src={actual!r}, dst={expected!r})"
+    return Fix(text, *cost(row, axis))
 
 
 def _name(row: Transition) -> str:

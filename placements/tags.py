@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from placements.tensor_type import TensorType
+from placements.torch_private import version_of
 
 _TYPE = "_placements_type"
 _VERSION = "_placements_version"
@@ -21,7 +22,7 @@ def get(tensor: Tensor) -> TensorType | None:
 def put(tensor: Tensor, tensor_type: TensorType) -> None:
     setattr(tensor, _TYPE, tensor_type)
     if tensor_type.fresh is not None:
-        setattr(tensor, _VERSION, _version(tensor))
+        setattr(tensor, _VERSION, version_of(tensor))
 
 
 def clear(tensor: Tensor) -> None:
@@ -34,8 +35,4 @@ def is_overwritten(tensor: Tensor) -> bool:
     known = get(tensor)
     if known is None or known.fresh is None:
         return False
-    return getattr(tensor, _VERSION, None) != _version(tensor)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+    return getattr(tensor, _VERSION, None) != version_of(tensor)

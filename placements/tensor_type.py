@@ -6,6 +6,7 @@ cuts that run over tp.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from placements.duals import dual
 from placements.extents import Even, Extent, Padded
@@ -72,7 +73,7 @@ class TensorType(Mapping[str, AxisType]):
             )
         if not isinstance(other, Mapping):
             return NotImplemented
-        return self.says(other)
+        return self.says(cast(Mapping[str, object], other))
 
     def __repr__(self) -> str:
         return print_types(self)

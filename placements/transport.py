@@ -14,6 +14,7 @@ from torch import Tensor
 
 from placements.extents import Extent
 from placements.meaning import put_pieces, take_piece
+from placements.torch_private import functional
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,21 @@ class Line:
 
 
 def _wait(result: Tensor) -> Tensor:
-    return torch.ops._c10d_functional.wait_tensor(result)
+    return functional.wait_tensor(result)
 
 
 def sum_over(line: Line, x: Tensor) -> Tensor:
     if line.group is None or x.numel() == 0:
         return x.clone()
-    ops: Any = torch.ops._c10d_functional
-    return _wait(ops.all_reduce(x.contiguous(), "sum", line.group_name))
+    return _wait(functional.all_reduce(x.contiguous(), "sum", line.group_name))
 
 
 def stack_all(line: Line, x: Tensor) -> Tensor:
     """All ranks' tensors of one shape, stacked on a new leading dim."""
     if line.group is None or x.numel() == 0:
         return x.new_zeros((line.size, *x.shape))
-    ops: Any = torch.ops._c10d_functional
     flat = x.reshape(1, -1).contiguous()
-    gathered = _wait(ops.all_gather_into_tensor(flat, line.size, line.group_name))
+    gathered = _wait(functional.all_gather_into_tensor(flat, line.size, line.group_name))
     return gathered.view(line.size, *x.shape)
 
 
@@ -56,10 +55,9 @@ def sum_rows(line: Line, x: Tensor) -> Tensor:
     """Row `rank` of the sum over ranks of x, whose leading dim has a row per rank."""
     if line.group is None or x.numel() == 0:
         return x[line.rank].clone()
-    ops: Any = torch.ops._c10d_functional
     flat = x.reshape(line.size, -1).contiguous()
     reduced = _wait(
-        ops.reduce_scatter_tensor(flat, "sum", line.size, line.group_name)
+        functional.reduce_scatter_tensor(flat, "sum", line.size, line.group_name)
     )
     return reduced.view(x.shape[1:])
 
@@ -70,9 +68,8 @@ def exchange_rows(
     """Rows of dim 0: `sends[q]` of them to rank q, `receives[q]` from rank q."""
     if line.group is None:
         return x.new_zeros((sum(receives), *x.shape[1:]))
-    ops: Any = torch.ops._c10d_functional
     return _wait(
-        ops.all_to_all_single(
+        functional.all_to_all_single(
             x.contiguous(), list(receives), list(sends), line.group_name
         )
     )
@@ -136,5 +133,3 @@ def recut(
         for block, size in zip(received, old_extent.sizes, strict=True)
     ]
     return put_pieces(pieces, old_dim, old_extent)
-
-

@@ -20,17 +20,18 @@ from typing import (
     overload,
 )
 
-import torch
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray, jaxtyped  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from placements import tags
 from placements.annotations import On, Variable
 from placements.declarations import remember, stamp
 from placements.describe import checked_mesh, dtype_name, short_dtype
-from placements.errors import PlacementError
+from placements.errors import Fix, PlacementError
 from placements.state import checkers, current
+from placements.suggest import change
 from placements.tensor_type import TensorType
+from placements.torch_private import unseen
 from placements.types import AxisType, Described, Shard
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,13 +68,13 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
             stamp(owner)
         with jaxtyped("context"):
             checks = _Checks(_name(fn, owner), bound.arguments)
-            with torch._C.DisableTorchFunction():
+            with unseen():
                 for name, parameter in signature.parameters.items():
                     if name in hints:
                         _check_parameter(checks, parameter, hints[name])
                 checks.finish()
             result = fn(*args, **kwargs)
-            with torch._C.DisableTorchFunction():
+            with unseen():
                 if "return" in hints:
                     checks.value("return", result, hints["return"])
                 checks.finish()
@@ -146,7 +147,7 @@ def _typed_named_tuple(cls: Any) -> Any:
 
 def _check_fields(cls: Any, fields: dict[str, Any], owner: Any) -> None:
     hints = get_type_hints(cls, include_extras=True)
-    with jaxtyped("context"), torch._C.DisableTorchFunction():
+    with jaxtyped("context"), unseen():
         checks = _Checks(f"{cls.__module__}.{cls.__qualname__}", {"self": owner, **fields})
         for name, value in fields.items():
             if name in hints:
@@ -174,6 +175,7 @@ class _Failure:
     axis: str | None = None
     expected: str = ""
     actual: str = ""
+    fix: Fix | None = None
 
 
 class _Checks:
@@ -222,7 +224,8 @@ class _Checks:
         self.failures = before + (tried[-1] if tried[-1] else [])
 
     def _container(self, name: str, value: Any, origin: Any, args: Any) -> None:
-        kind = {Sequence: (tuple, list), Mapping: dict}.get(origin, origin)
+        kinds: dict[Any, Any] = {Sequence: (tuple, list), Mapping: dict}
+        kind = kinds.get(origin, origin)
         if not isinstance(value, kind):
             self._fail(name, f"is {type(value).__name__}, expected {origin.__name__}")
         elif kind is dict:
@@ -281,13 +284,15 @@ class _Checks:
                 self._fail(name, text + "reinterpret_mesh", axis=axis)
             return
         actual = known[axis]
-        expected, source = pattern, ""
+        source = ""
         if isinstance(pattern, Variable):
             if pattern.name not in self.variables:
                 self.variables[pattern.name] = actual, name
                 return
             expected, first = self.variables[pattern.name]
             source = f" ({pattern.name!r}, bound by {first})"
+        else:
+            expected = pattern
         if isinstance(expected, Shard) and expected.dim < 0:
             expected = Shard(expected.dim % ndim, expected.extent)
         if actual != expected and not known.is_number:
@@ -297,6 +302,7 @@ class _Checks:
                 repr(expected),
                 repr(actual),
                 axis,
+                change(name, axis, actual, expected),
             )
 
     def _fail(
@@ -306,8 +312,9 @@ class _Checks:
         expected: str = "",
         actual: str = "",
         axis: str | None = None,
+        fix: Fix | None = None,
     ) -> None:
-        self.failures.append(_Failure(name, text, axis, expected, actual))
+        self.failures.append(_Failure(name, text, axis, expected, actual, fix))
 
     def finish(self) -> None:
         """Raise one error for all that failed."""
@@ -327,6 +334,7 @@ class _Checks:
             actual=first.actual,
             rule="the annotation of the signature",
             operands=self.tensors,
+            fixes=[failure.fix for failure in self.failures if failure.fix],
         )
 
 
@@ -357,6 +365,5 @@ def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
     if len(words) == value.dim() and all(w.isidentifier() for w in words):
         names = list(words)
     dtype = short_dtype(dtype_name(value))
-    types = known if known is not None else {}
-    text = str(Described(dtype, tuple(value.shape), tuple(names), types))
+    text = str(Described(dtype, tuple(value.shape), tuple(names), known or {}))
     return text if known is not None else text.removesuffix("{}") + " untyped"

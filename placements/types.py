@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from placements.extents import Even, Extent, Folded, Padded, Ragged
 
@@ -167,7 +167,7 @@ def _axis_type_of(node: ast.expr) -> AxisType:
 def _extent_of(node: ast.expr) -> Extent:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise ValueError(ast.dump(node))
-    parts = [
+    parts: list[Any] = [
         _extent_of(arg) if isinstance(arg, ast.Call) else ast.literal_eval(arg)
         for arg in node.args
     ]

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 from placements.index import Index
 from placements.infer import Operand
 from placements.mesh import Mesh
-from placements.tensor_type import EMPTY, FILLED, MADE, ZERO, TensorType, from_factory, make
+from placements.tensor_type import (
+    EMPTY,
+    FILLED,
+    MADE,
+    ZERO,
+    TensorType,
+    from_factory,
+    make,
+)
 from placements.types import R
 
 if TYPE_CHECKING:
@@ -31,8 +39,10 @@ def uninitialised(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType
 def counted(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType:
     """arange(n): the rows of a dim of n rows; other ranges count nothing."""
     numbers = [a for a in args if isinstance(a, int | float)]
-    plain = len(numbers) == 1 and isinstance(numbers[0], int) and not (
-        {"start", "end", "step"} & kwargs.keys()
+    plain = (
+        len(numbers) == 1
+        and isinstance(numbers[0], int)
+        and not ({"start", "end", "step"} & kwargs.keys())
     )
     index = Index(int(numbers[0])) if plain and op.name == "arange" else None
     return make(mesh, {axis: R for axis in mesh.axes}, index, MADE)

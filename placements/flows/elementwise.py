@@ -1,10 +1,19 @@
 """Flows of ops that work element by element, along one dim, or reduce dims."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from placements.index import COMPUTED, Computed, Index
-from placements.infer import Contract, Label, Mixed, Operand, Refusal, Term, combine
+from placements.infer import (
+    SHAPES,
+    Contract,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Term,
+    combine,
+)
 from placements.rules import LINEAR, NONLINEAR
 from placements.tensor_type import FILLED, ZERO, TensorType, from_factory
 
@@ -27,19 +36,24 @@ def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
                 for dim, size in enumerate(operand.shape)
             )
         )
+    _check_sizes(operands, labels)
     return labels
 
 
-def terms_of(
-    operands: Sequence[Operand], controls: Sequence[Operand] = ()
-) -> list[Term]:
+def _check_sizes(operands: Sequence[Operand], labels: Sequence[tuple[Label, ...]]) -> None:
+    sizes: dict[Label, int] = {}
+    for operand, own in zip(operands, labels, strict=True):
+        for label, size in zip(own, operand.shape, strict=True):
+            if label is not None and sizes.setdefault(label, size) != size:
+                raise Refusal("the shapes do not broadcast", kind=SHAPES)
+
+
+def terms_of(operands: Sequence[Operand], controls: Sequence[Operand] = ()) -> list[Term]:
     """Terms of operands that are broadcast together; `controls` carry no values."""
     every = [*operands, *controls]
     return [
         Term(operand, labels, is_control=place >= len(operands))
-        for place, (operand, labels) in enumerate(
-            zip(every, broadcast(every), strict=True)
-        )
+        for place, (operand, labels) in enumerate(zip(every, broadcast(every), strict=True))
     ]
 
 
@@ -93,7 +107,8 @@ def where(op: "Op", condition: Operand, *branches: Any, **kwargs: Any) -> Any:
     return combine(
         op.linearity,
         terms_of(values, [condition]),
-        index=indices.pop() if len(indices) == 1 and not numbers
+        index=indices.pop()
+        if len(indices) == 1 and not numbers
         else arithmetic_index(values),
         adds_number=any(n != 0 for n in numbers),
     )
@@ -109,7 +124,7 @@ def masked_fill(op: "Op", input: Operand, mask: Operand, value: Any) -> TensorTy
     )
 
 
-def cast(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+def to_dtype(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """The same values in another dtype, device or layout."""
     every = [*args, *kwargs.values(), op.name]
     targets = [str(a).removeprefix("torch.") for a in every if not isinstance(a, Operand)]
@@ -169,9 +184,7 @@ def reduced_labels(
     return tuple(labels)
 
 
-def _reduction_arguments(
-    args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, bool]:
+def _reduction_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
     """(dim, keepdim) of a reduction, however they were passed."""
     dim: Any = kwargs.get("dim", kwargs.get("axis"))
     keepdim = bool(kwargs.get("keepdim", False))
@@ -179,7 +192,7 @@ def _reduction_arguments(
         if isinstance(arg, bool):
             keepdim = arg
         elif isinstance(arg, int | tuple | list):
-            dim = arg
+            dim = cast(Any, arg)
     return dim, keepdim
 
 
@@ -188,9 +201,7 @@ def reduction(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType
     dim, keepdim = _reduction_arguments(args, kwargs)
     dims = dims_of(dim, input.ndim)
     labels = reduced_labels(op, input, dims, keepdim)
-    return combine(
-        op.linearity, [Term(input, labels)], index=arithmetic_index([input])
-    )
+    return combine(op.linearity, [Term(input, labels)], index=arithmetic_index([input]))
 
 
 def norm(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
@@ -252,9 +263,7 @@ def ordering(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
         rest = rest[1:]
     dims = [a for a in rest if isinstance(a, int) and not isinstance(a, bool)]
     dim = kwargs.get("dim", dims[0] if dims else -1)
-    values = combine(
-        op.linearity, [_along_term(op, input, dim)], index=input.type.index
-    )
+    values = combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
     order = values.with_index(rows_of(input, dim))
     return order if op.name == "argsort" else (values, order)
 

@@ -6,7 +6,7 @@ Along a dim that is cut it may address this rank's own rows only, and must say s
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from placements.flows.elementwise import broadcast, is_number, terms_of
 from placements.flows.views import PIECEWISE
@@ -72,15 +72,11 @@ def _own(axes: tuple[str, ...], otherwise: Label) -> Label:
     return Addressed(axes, otherwise) if axes else otherwise
 
 
-def gather(
-    op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any
-) -> TensorType:
+def gather(op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any) -> TensorType:
     """gather, take_along_dim: input and index aligned but for `dim`."""
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    labels = [
-        _own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)
-    ]
+    labels = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     return combine(
         op.linearity,
         [
@@ -102,9 +98,7 @@ def take_along_dim(
 def index_select(op: "Op", input: Operand, dim: int, index: Operand) -> TensorType:
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    labels = [
-        _own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)
-    ]
+    labels = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     return combine(
         op.linearity,
         [Term(input, tuple(labels)), Term(index, (along,), is_control=True)],
@@ -161,9 +155,7 @@ def index_write(
     return _written(op, input, terms, source)
 
 
-def _written(
-    op: "Op", input: Operand, terms: Sequence[Term], value: object
-) -> TensorType:
+def _written(op: "Op", input: Operand, terms: Sequence[Term], value: object) -> TensorType:
     return combine(
         op.linearity,
         terms,
@@ -215,7 +207,7 @@ class _Plan:
 
     def __init__(self, input: Operand, key: Any) -> None:
         self.input = input
-        keys = list(key) if isinstance(key, tuple) else [key]
+        keys: list[Any] = list(cast(Any, key)) if isinstance(key, tuple) else [key]
         keys = self._with_ellipsis(keys)
         # (key, first dim it consumes, number of dims it consumes)
         self.entries: list[tuple[Any, int, int]] = []
@@ -256,9 +248,7 @@ class _Plan:
             for k, (entry, _, _) in enumerate(self.entries)
             if isinstance(entry, Operand) or (self.tensors and _is_int(entry))
         ]
-        together = bool(advanced) and advanced == list(
-            range(advanced[0], advanced[-1] + 1)
-        )
+        together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
         self.index_at = 0
         place = 0 if together or not advanced else self.index_ndim
         self.result_dim: dict[int, int] = {}
@@ -286,14 +276,16 @@ class _Plan:
             elif _is_int(entry):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, slice):
-                whole = _is_whole(entry, self.input.shape[dim])
+                whole = _is_whole(cast(Any, entry), self.input.shape[dim])
                 labels[dim] = self.result_dim[dim] if whole else Mixed(PIECEWISE)
         return tuple(labels)
 
     def index_terms(self) -> list[Term]:
         terms: list[Term] = []
         indices = [e[0] for e in self.tensors if not e[0].is_bool]
-        for index, labels in zip(indices, broadcast(indices) if indices else [], strict=True):
+        for index, labels in zip(
+            indices, broadcast(indices) if indices else [], strict=True
+        ):
             shift = self.index_at + self.index_ndim - max(i.ndim for i in indices)
             moved = tuple(
                 label + shift if isinstance(label, int) else label for label in labels
@@ -309,7 +301,7 @@ class _Plan:
         labels: list[Label] = list(range(self.input.ndim))
         for entry, dim, _ in self.entries:
             part = isinstance(entry, slice) and not _is_whole(
-                entry, self.input.shape[dim]
+                cast(Any, entry), self.input.shape[dim]
             )
             if part or _is_int(entry):
                 labels[dim] = Mixed(PIECEWISE)
@@ -356,6 +348,5 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
-def _is_whole(entry: slice, size: int) -> bool:
+def _is_whole(entry: Any, size: int) -> bool:
     return entry.indices(size) == (0, size, 1)
-

@@ -1,6 +1,6 @@
 """Flows of norms and losses: composed ops whose inner dims must be whole."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from placements.flows.elementwise import broadcast
 from placements.infer import Contract, Label, Mixed, Operand, Term, combine
@@ -19,10 +19,16 @@ MEAN = (
 
 
 def normalised(
-    op: "Op", input: Operand, shape: Any, weight: Any = None, bias: Any = None, *args: Any, **kwargs: Any
+    op: "Op",
+    input: Operand,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> TensorType:
     """layer_norm, rms_norm over the last dims."""
-    first = input.ndim - (len(shape) if isinstance(shape, tuple | list) else 1)
+    first = input.ndim - (len(cast(Any, shape)) if isinstance(shape, tuple | list) else 1)
     labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
     terms = [Term(input, tuple(labels))]
     for extra in (weight, bias):
@@ -59,9 +65,7 @@ def cross_entropy(
     if target.ndim == input.ndim:
         rows = tuple(labels)
     else:
-        rows = tuple(
-            _reduced(reduction, d, f"row {d}") for d in range(target.ndim)
-        )
+        rows = tuple(_reduced(reduction, d, f"row {d}") for d in range(target.ndim))
     terms = [
         Term(input, tuple(labels)),
         Term(target, rows, is_control=not target.can_have_gradient),
@@ -72,14 +76,21 @@ def cross_entropy(
 
 
 def elementwise_loss(
-    op: "Op", input: Operand, target: Operand, *args: Any, reduction: str = "mean", **kwargs: Any
+    op: "Op",
+    input: Operand,
+    target: Operand,
+    *args: Any,
+    reduction: str = "mean",
+    **kwargs: Any,
 ) -> TensorType:
     """mse_loss and its kin: elementwise, then all dims reduced."""
     every = [input, target]
     terms: list[Term] = []
     for operand, labels in zip(every, broadcast(every), strict=True):
         reduced = tuple(
-            _reduced(reduction, label, f"element {label}") if isinstance(label, int) else label
+            _reduced(reduction, label, f"element {label}")
+            if isinstance(label, int)
+            else label
             for label in labels
         )
         terms.append(Term(operand, reduced))

@@ -1,8 +1,9 @@
 """Flows of products: matmul and its kin, einsum, grouped matmul, attention."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from placements.flows.elementwise import broadcast, terms_of
 from placements.infer import (
     Contract,
     Label,
@@ -13,7 +14,6 @@ from placements.infer import (
     Term,
     combine,
 )
-from placements.flows.elementwise import broadcast, terms_of
 from placements.rules import LINEAR, MULTILINEAR, NONLINEAR
 from placements.tensor_type import TensorType
 
@@ -94,15 +94,17 @@ def add_product(
     return _plus(product, input, left.ndim + right.ndim - 2 - (left.ndim == 3), beta)
 
 
-def einsum(op: "Op", equation: str, *operands: Any) -> TensorType:
+def einsum(op: "Op", equation: Any, *operands: Any) -> TensorType:
     """Letters kept in the result keep their dim; letters left out are summed."""
     if len(operands) == 1 and isinstance(operands[0], tuple | list):
-        operands = tuple(operands[0])
+        operands = tuple(cast(Any, operands[0]))
     if not isinstance(equation, str):
         raise Refusal("einsum is known in its equation form only: einsum('ij,jk', x, y)")
     left, arrow, right = equation.replace(" ", "").partition("->")
     inputs = left.split(",")
-    dots = [o.ndim - len(i.replace("...", "")) for i, o in zip(inputs, operands, strict=True)]
+    dots = [
+        o.ndim - len(i.replace("...", "")) for i, o in zip(inputs, operands, strict=True)
+    ]
     width = max((d for i, d in zip(inputs, dots, strict=True) if "..." in i), default=0)
     if not arrow:
         seen = left.replace("...", "").replace(",", "")

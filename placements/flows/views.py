@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from placements.extents import Extent, Folded, fold
 from placements.flows.elementwise import dims_of
@@ -39,7 +39,7 @@ def recut(
 def flat(values: Sequence[Any]) -> tuple[int, ...]:
     """view(2, 3) and view((2, 3)) alike."""
     if len(values) == 1 and isinstance(values[0], tuple | list):
-        return tuple(values[0])
+        return tuple(cast(Any, values[0]))
     return tuple(values)
 
 
@@ -56,9 +56,7 @@ def reshape_as(op: "Op", input: Operand, other: Operand) -> TensorType:
     return _reshaped(input, other.shape)
 
 
-def flatten(
-    op: "Op", input: Operand, start_dim: int = 0, end_dim: int = -1
-) -> TensorType:
+def flatten(op: "Op", input: Operand, start_dim: int = 0, end_dim: int = -1) -> TensorType:
     if input.ndim == 0:
         return moved(input, ())
     first, last = start_dim % input.ndim, end_dim % input.ndim
@@ -186,18 +184,14 @@ def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> Tensor
     return recut(input, place)
 
 
-def _flattened(
-    input: Operand, olds: tuple[int, ...], dim: int, extent: Extent
-) -> Extent:
+def _flattened(input: Operand, olds: tuple[int, ...], dim: int, extent: Extent) -> Extent:
     """The extent of `dim` after the dims `olds` became one.
 
     Dims before it are cut further out, so this rank's rows of them are the blocks; dims
     after it are cut further in, so all their rows belong to each row.
     """
     outer = math.prod(input.shape[d] for d in olds if d < dim)
-    inner = math.prod(
-        input.type.global_size(d, input.shape[d]) for d in olds if d > dim
-    )
+    inner = math.prod(input.type.global_size(d, input.shape[d]) for d in olds if d > dim)
     return fold(outer, extent.scaled(inner) if inner != 1 else extent)
 
 
@@ -257,8 +251,7 @@ def movedim(op: "Op", input: Operand, source: Any, destination: Any) -> TensorTy
     targets = dims_of(destination, input.ndim)
     rest = iter(d for d in range(input.ndim) if d not in sources)
     order = [
-        sources[targets.index(d)] if d in targets else next(rest)
-        for d in range(input.ndim)
+        sources[targets.index(d)] if d in targets else next(rest) for d in range(input.ndim)
     ]
     return moved(input, [order.index(d) for d in range(input.ndim)])
 
@@ -404,14 +397,16 @@ def _common_index(operands: Sequence[Operand]) -> Any:
 def triangle(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """tril, triu: what is kept depends on where in the last two dims it stands."""
     reason = "which elements are kept depends on their place in the whole dim"
-    labels = [
-        d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)
-    ]
+    labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
     return moved(input, labels)
 
 
 def padded(
-    op: "Op", input: Operand, pad: Sequence[int], mode: str = "constant", value: Any = None
+    op: "Op",
+    input: Operand,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: Any = None,
 ) -> TensorType:
     reason = "padding a piece puts pad rows between the ranks' rows"
     labels: list[Label] = list(range(input.ndim))

@@ -184,6 +184,7 @@ class Lockstep:
         """
         if not self.usable:
             raise RuntimeError("this pool of ranks was abandoned")
+        self._forget()
         self._headline, self._first, self._task = None, None, task
         random_state = torch.default_generator.get_state()
         try:
@@ -195,11 +196,14 @@ class Lockstep:
         headline = self._headline
         failure = None if headline is None else self._failure(headline)
         results = [cast(T, rank.result) for rank in self._ranks]
-        for rank in self._ranks:
-            rank.reset()
+        self._forget()
         if failure is not None:
             raise failure
         return results
+
+    def _forget(self) -> None:
+        for rank in self._ranks:
+            rank.reset()
 
     def announce(self, number: int, call: Awaited) -> None:
         """To be called by rank `number` before each collective."""
@@ -298,7 +302,7 @@ class Lockstep:
         waiting = [r for r, rank in enumerate(self._ranks) if not rank.finished]
         if returned:
             return f"ranks {waiting} wait, but ranks {returned} returned"
-        return f"ranks {waiting} wait for each other in different collectives"
+        return f"ranks {waiting} wait for each other"
 
     def _failure(self, headline: str) -> RankFailure:
         pending = [rank.describe() for rank in self._ranks]

@@ -30,6 +30,8 @@ Task = Callable[[tuple[object, ...]], T]
 
 _stores: Any = dist  # torch exports these without saying so
 _STOP = b""
+_STARTED = b"started"
+_START_SECONDS = 120.0
 _SHUTDOWN_SECONDS = 5.0
 
 
@@ -83,6 +85,11 @@ class _Pool:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        for rank, pipe in enumerate(self._pipes):
+            if not _has_started(pipe):
+                self.kill()
+                pending = ["starting" for _ in range(size)]
+                raise RankFailure(f"gloo process {rank} did not start", pending)
 
     def run(self, payload: bytes, timeout: float) -> list[object]:
         for pipe in self._pipes:
@@ -109,7 +116,7 @@ class _Pool:
     def _received(self, rank: int, pipe: Connection) -> tuple[bool, Any]:
         try:
             return pickle.loads(pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._processes[rank].join(_SHUTDOWN_SECONDS)
             text = f"died with exit code {self._processes[rank].exitcode}"
             return False, (text, text, None)
@@ -156,9 +163,14 @@ def _close_pools() -> None:
     _pools.clear()
 
 
-def _serve(
-    rank: int, size: int, directory: str, timeout: float, pipe: Connection
-) -> None:
+def _has_started(pipe: Connection) -> bool:
+    try:
+        return pipe.poll(_START_SECONDS) and pipe.recv_bytes() == _STARTED
+    except (EOFError, ConnectionResetError):
+        return False
+
+
+def _serve(rank: int, size: int, directory: str, timeout: float, pipe: Connection) -> None:
     """The life of one process."""
     torch.set_num_threads(1)
     store = _stores.FileStore(f"{directory}/store", size)
@@ -171,6 +183,8 @@ def _serve(
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
+        if generation == 0:
+            pipe.send_bytes(_STARTED)
         while dist.is_initialized():
             message = _next_message(pipe)
             if message == _STOP:

@@ -81,8 +81,9 @@ def run_ranks(
     "sim" ranks share the process, hence module globals, closures and the default
     dtype: a leaf tensor must not be shared through a closure. "gloo" ranks are
     processes, so `fn`, `args` and results must be picklable: `fn` is a function at
-    module level. A gloo call ends within `timeout` seconds; a simulated rank may
-    compute for that long between two collectives, as deadlocks need no timeout.
+    module level, and a script needs its `__main__` guard. A gloo call ends within
+    `timeout` seconds; a simulated rank may compute for that long between two
+    collectives, as deadlocks need no timeout.
 
     Raises RankFailure when a rank raises, or the ranks do not call the same
     collectives; the next call starts clean.

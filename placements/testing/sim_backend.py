@@ -206,14 +206,14 @@ def swap(calls: list[Call]) -> str | None:
 class SimWork(dist.Work):
     """The handle of calls; `wait` gives the baton away until they are done."""
 
-    def __init__(self, group: "SimGroup", calls: list[Call]) -> None:
+    def __init__(self, lockstep: Lockstep, calls: list[Call]) -> None:
         super().__init__()
-        self._group = group
+        self._lockstep = lockstep
         self._calls = calls
 
     def wait(self, timeout: object = None) -> bool:
         for call in self._calls:
-            self._group.simulation.lockstep.wait(self._group.global_rank, call)
+            self._lockstep.wait(call.rank, call)
         return True
 
     def is_completed(self) -> bool:
@@ -230,7 +230,7 @@ class SimWork(dist.Work):
         return future
 
     def _source_rank(self) -> int:
-        return self._group.ranks.index(self._calls[0].source)
+        return self._calls[0].ranks.index(self._calls[0].source)
 
 
 class Simulation:
@@ -314,7 +314,7 @@ class SimGroup(_ProcessGroup):
             self._meet_group(call, self.simulation.queues.setdefault(key, empty))
         if self._coalesced is not None:
             self._coalesced.append(call)
-        return SimWork(self, [call])
+        return SimWork(self.simulation.lockstep, [call])
 
     def _meet_group(self, call: Call, queues: list[deque[Call]]) -> None:
         place = len(queues[self._rank])
@@ -407,9 +407,7 @@ class SimGroup(_ProcessGroup):
         return all_gather("all_gather_single", of_ranks, inputs)
 
     @_collective
-    def reduce_scatter(
-        self, outputs: Tensors, inputs: list[Tensors], opts: Any
-    ) -> Call:
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Call:
         of_ranks = [[tensor] for tensor in inputs[0]]
         return reduce_scatter("reduce_scatter", outputs, of_ranks, opts.reduceOp)
 
@@ -499,7 +497,7 @@ class SimGroup(_ProcessGroup):
 
     def _end_coalescing(self, device: object = None) -> SimWork:
         calls, self._coalesced = self._coalesced or [], None
-        return SimWork(self, calls)
+        return SimWork(self.simulation.lockstep, calls)
 
     all_gather_single = _of_one(all_gather_single_coalesced)
     reduce_scatter_single = _of_one(reduce_scatter_single_coalesced)

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +27,7 @@ from placements.testing import RankFailure, device_mesh, run_ranks
 from placements.testing.sim_backend import SimGroup
 
 AXES = {"dp": 2, "tp": 2}
+resolve = torch._C._distributed_c10d._resolve_process_group
 
 
 def failure_of(fn: Callable[[], object], mesh: Any = AXES) -> RankFailure:
@@ -356,6 +358,28 @@ def test_a_rank_stuck_outside_collectives_is_given_up() -> None:
     assert run_ranks(3, dist.get_rank) == [0, 1, 2]
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs Unix signals")
+def test_an_interrupted_call_leaves_the_pool_usable() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def program() -> None:
+        while True:
+            dist.barrier()
+
+    run_ranks(3, dist.barrier)
+    threads = threading.active_count()
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            run_ranks(3, program)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert run_ranks(3, total) == [6.0] * 3
+    assert threading.active_count() == threads
+
+
 def test_collectives_need_the_thread_of_their_rank() -> None:
     def program() -> None:
         errors: list[Exception] = []
@@ -439,7 +463,7 @@ def test_the_process_keeps_its_own_torch_distributed() -> None:
                 assert (reduced + 0).tolist() == [1, 1]
                 name = dist.group.WORLD.group_name  # type: ignore[union-attr]
                 with ThreadPoolExecutor(1) as threads:
-                    threads.submit(dist._resolve_process_group, name).result()  # type: ignore[attr-defined]
+                    threads.submit(resolve, name).result()
         finally:
             dist.destroy_process_group()
     assert run_ranks(AXES, total) == [10.0] * 4
@@ -450,6 +474,7 @@ def test_ranks_leave_the_filters_of_warnings_alone() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dist.barrier()
+            dist.barrier()  # the first rank leaves first, unlike nested contexts
 
     before = list(warnings.filters)
     run_ranks(2, program)
@@ -579,10 +604,10 @@ def test_dtensors_do_not_share_what_depends_on_the_rank() -> None:
     def program(mine: bool) -> list[float]:
         init = dist.device_mesh.init_device_mesh
         mesh = init("cpu", (2, 2)) if mine else device_mesh()
-        x = distribute_tensor(whole, mesh, [Shard(0), Shard(0)])
+        x = distribute_tensor(whole, mesh, [Shard(0), Shard(0)]) * 1
         return x.redistribute(placements=[Shard(0), Replicate()]).to_local().tolist()
 
-    for mine in (False, True):
+    for mine in (False, True, True):
         rows = run_ranks(AXES, program, mine)
         assert rows == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4]]
 
