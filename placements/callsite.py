@@ -9,6 +9,8 @@ from torch import Tensor
 
 _LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _PASSED_OVER = ("contextlib.py", "threading.py", "_decorator.py")
+# The demo is a program like the user's.
+_DEMO = str(Path(__file__).with_name("demo.py"))
 
 
 def user_frame() -> FrameType | None:
@@ -16,7 +18,8 @@ def user_frame() -> FrameType | None:
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.endswith(_PASSED_OVER):
+        ours = name.startswith(_LIBRARIES) or name.endswith(_PASSED_OVER)
+        if name == _DEMO or not ours:
             return frame
         frame = frame.f_back
     return None

@@ -97,12 +97,15 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     found = rule(*types)
     with suspended(), unseen():
         result: Any = original(cls, *args, **kwargs)
-    results = cast(Any, result if isinstance(result, tuple) else (result,))
-    declared = cast(Any, found if isinstance(found, tuple) else (found,))
-    for tensor, tensor_type in zip(results, declared, strict=True):
+    results: tuple[Any, ...] = _as_tuple(result)
+    for tensor, tensor_type in zip(results, _as_tuple(found), strict=True):
         if isinstance(tensor, Tensor) and tensor_type is not None:
             tags.put(tensor, tensor_type)
     return result
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return cast(Any, value) if isinstance(value, tuple) else (value,)
 
 
 def _group_classes() -> list[Any]:

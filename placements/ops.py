@@ -85,8 +85,8 @@ ROWS: tuple[Row, ...] = (
         "nan_to_num ne pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid "
         "sign signbit silu sin sinc sinh softplus softsign sqrt square tan tanh "
         "tanhshrink threshold trunc xlogy addcdiv special_expit special_entr "
-        "__and__ __or__ __xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ "
-        "__mod__ __rmod__ __floordiv__ __rfloordiv__",
+        "__and__ __or__ __xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ "
+        "__rxor__ __rpow__ __mod__ __rmod__ __floordiv__ __rfloordiv__",
         NONLINEAR,
         elementwise.pointwise,
         "each element by itself, but f(a + b) is not f(a) + f(b)",

@@ -276,8 +276,8 @@ class _Plan:
             elif _is_int(entry):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, slice):
-                whole = _is_whole(cast(Any, entry), self.input.shape[dim])
-                labels[dim] = self.result_dim[dim] if whole else Mixed(PIECEWISE)
+                part = _is_part(entry, self.input.shape[dim])
+                labels[dim] = Mixed(PIECEWISE) if part else self.result_dim[dim]
         return tuple(labels)
 
     def index_terms(self) -> list[Term]:
@@ -300,10 +300,7 @@ class _Plan:
     def write_labels(self) -> tuple[Label, ...]:
         labels: list[Label] = list(range(self.input.ndim))
         for entry, dim, _ in self.entries:
-            part = isinstance(entry, slice) and not _is_whole(
-                cast(Any, entry), self.input.shape[dim]
-            )
-            if part or _is_int(entry):
+            if _is_int(entry) or _is_part(entry, self.input.shape[dim]):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, Operand) and not entry.is_bool:
                 if not self._axes(entry, dim):
@@ -348,5 +345,5 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
-def _is_whole(entry: Any, size: int) -> bool:
-    return entry.indices(size) == (0, size, 1)
+def _is_part(entry: Any, size: int) -> bool:
+    return isinstance(entry, slice) and entry.indices(size) != (0, size, 1)

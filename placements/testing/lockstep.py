@@ -9,28 +9,22 @@ does not know how a collective moves data, nor process groups.
 """
 
 import _thread
-import inspect
-import os
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TESTING = os.path.join(_PACKAGE, "testing") + os.sep
-_STANDARD = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
-_LIBRARIES = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    _STANDARD + "contextlib.py",
-    _STANDARD + "functools.py",
-    _STANDARD + "threading.py",
-    "<frozen",
-    "<eval_with_key",
+from placements.testing.failures import (
+    RankFailure,
+    describe_error,
+    headline_of,
+    innermost_line,
+    lines_of,
+    shown_line,
 )
+
 _GRACE_SECONDS = 5.0
 
 T = TypeVar("T")
@@ -43,81 +37,12 @@ class Aborted(BaseException):
     """
 
 
-class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind)
-    """The ranks did not all finish together.
-
-    `pending` says, rank by rank, where each one stood: its next collective and the
-    line that called it, or "returned", or "raised ...". `rank` and `cause` name the
-    first rank that raised, and are None when nothing was raised.
-    """
-
-    def __init__(
-        self,
-        headline: str,
-        pending: list[str],
-        rank: int | None = None,
-        cause: BaseException | None = None,
-    ) -> None:
-        lines = [f"  rank {r}  {text}" for r, text in enumerate(pending)]
-        super().__init__("\n".join([headline, *lines]))
-        self.headline = headline
-        self.pending = pending
-        self.rank = rank
-        self.cause = cause
-        self.__cause__ = cause
-
-
 class Awaited(Protocol):
     """Something a rank can wait for: one call of a collective."""
 
     done: bool
 
     def describe(self) -> str: ...
-
-
-Line = tuple[str, int]
-
-
-def _innermost(lines: Iterable[Line]) -> Line:
-    # Code of this package is passed over, unless there is nothing else: the laws
-    # that ship with it are user code to the simulator.
-    fallback = ("unknown", 0)
-    for line in lines:
-        filename = line[0]
-        if filename.startswith(_LIBRARIES):
-            continue
-        if not filename.startswith(_PACKAGE):
-            return line
-        if fallback[1] == 0 and not filename.startswith(_TESTING):
-            fallback = line
-    return fallback
-
-
-def shown_line(line: Line) -> str:
-    return f"{line[0].removeprefix(os.getcwd() + os.sep)}:{line[1]}"
-
-
-def _frames(frame: FrameType | None) -> Iterable[Line]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-
-
-def user_line() -> Line:
-    """The file and line of the innermost caller outside torch and this package."""
-    return _innermost(_frames(inspect.currentframe()))
-
-
-def describe_error(error: BaseException) -> str:
-    """The text `raised Type: message at file:line` of a rank's exception."""
-    walked = traceback.walk_tb(error.__traceback__)
-    lines = [(frame.f_code.co_filename, line) for frame, line in walked]
-    where = shown_line(_innermost(reversed(lines)))
-    return f"raised {headline_of(error)}  at {where}"
-
-
-def headline_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class _Rank:
@@ -149,7 +74,7 @@ class _Rank:
             return "not started"
         thread = cast(threading.Thread, self.thread)
         frame = cast(Any, sys)._current_frames().get(thread.ident)
-        return f"runs at {shown_line(_innermost(_frames(frame)))}"
+        return f"runs at {shown_line(innermost_line(lines_of(frame)))}"
 
 
 class Lockstep:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from placements.testing.lockstep import RankFailure, describe_error, headline_of
+from placements.testing.failures import RankFailure, describe_error, headline_of
 
 T = TypeVar("T")
 Task = Callable[[tuple[object, ...]], T]

@@ -24,9 +24,11 @@ import torch.distributed as dist
 import torch.distributed.device_mesh as mesh_module
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from placements.testing.lockstep import Lockstep, RankFailure
+from placements.testing.failures import RankFailure
+from placements.testing.lockstep import Lockstep
 from placements.testing.process_pool import run_on_processes
-from placements.testing.sim_backend import SimGroup, Simulation
+from placements.testing.sim_backend import SimGroup
+from placements.testing.sim_calls import Simulation
 
 # Private parts of torch that the simulator stands on, all in one place.
 _c10d = cast(Any, dist.distributed_c10d)

@@ -1,0 +1,39 @@
+# Two commands for a newcomer: `make run` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test test-deep lint format docs bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,spmd-types]'
+	touch $(READY)
+
+run: $(READY)
+	$(BIN)/python -m placements demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-deep: $(READY)
+	$(BIN)/python -m pytest --placements-profile deep
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/mypy tests/static
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)
+	$(BIN)/python -m placements rules --markdown > docs/rules.md
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Speed of the checks, as ratios measured in one run: `make bench`."""

@@ -1,0 +1,169 @@
+"""The parts of a call: operands by shape and kind, and the function that makes it.
+
+A call's function takes tensors only. It may read sizes off them, as a program does, so
+the same function is called on a rank's pieces and on the global values; where it cannot
+be (sizes written out), `reference` says what the global result is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import Tensor
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A global operand: its shape, and what its elements may be.
+
+    `rows_of` (operand, dim): the elements are rows of that operand's dim; `unique` along
+    `along`: no row twice. `below`: whole numbers from 0 to it. `ends`: non-decreasing,
+    the last one is it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float64
+    letters: str = "RSPVI"
+    positive: bool = False
+    below: int | None = None
+    rows_of: tuple[int, int] | None = None
+    along: int = 0
+    unique: bool = False
+    ends: int | None = None
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: `run(*operands)`; `reference(*globals, shape)` if it is not the same."""
+
+    name: str
+    operands: tuple[Given, ...]
+    run: Function
+    text: str
+    reference: Function | None = None
+    # whether the result is drawn anew, so that only claims of equality can be checked
+    drawn: bool = False
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Builder:
+    """Draws the parts of one call of the op `name`."""
+
+    def __init__(self, draw: st.DrawFn, name: str) -> None:
+        self.draw = draw
+        self.name = name
+        self.fn = function_of(name)
+        self.operands: list[Given] = []
+
+    def pick(self, *options: T) -> T:
+        return self.draw(st.sampled_from(options))
+
+    def number(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def size(self) -> int:
+        return self.pick(1, 2, 3, 4, 5, 0)
+
+    def shape(self, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
+        ndim = self.pick(*sorted(range(min_dims, max_dims + 1), key=lambda n: abs(n - 2)))
+        return tuple(self.size() for _ in range(ndim))
+
+    def dim(self, shape: Sequence[int]) -> int:
+        """A dim, counted from the front or the back."""
+        return self.number(-len(shape), len(shape) - 1)
+
+    def under(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape that is broadcast to `shape`."""
+        kept = tuple(1 if self.number(0, 3) == 3 else size for size in shape)
+        return kept[self.pick(0, 0, 0, min(1, len(shape))) :]
+
+    def value(self, *shape: int, **kind: Any) -> int:
+        """Add an operand; its place among them."""
+        self.operands.append(Given(shape, **kind))
+        return len(self.operands) - 1
+
+    def whole(self, *shape: int, **kind: Any) -> int:
+        return self.value(*shape, dtype=torch.int64, **kind)
+
+    def mask(self, *shape: int) -> int:
+        return self.value(*shape, dtype=torch.bool, letters="RSVI")
+
+    def index(self, target: int, dim: int, *shape: int, **kind: Any) -> int:
+        """Rows of `dim` of an operand that was added before."""
+        dims = len(self.operands[target].shape)
+        return self.whole(*shape, letters="RSVI", rows_of=(target, dim % dims), **kind)
+
+    def call(
+        self,
+        *args: Any,
+        run: Function | None = None,
+        reference: Function | None = None,
+        drawn: bool = False,
+        **kwargs: Any,
+    ) -> Call:
+        """The call with these arguments after the operands; `run` if it is another."""
+        fn = self.fn
+
+        def default(*tensors: Tensor) -> Any:
+            return fn(*tensors, *args, **kwargs)
+
+        names = [f"x{k}" for k in range(len(self.operands))]
+        said = [*names, *map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
+        return Call(
+            self.name, tuple(self.operands), run or default,
+            f"{self.name}({', '.join(said)})", reference, drawn,
+        )  # fmt: skip
+
+
+# Where the name in the table is not an attribute of Tensor, torch or functional.
+_ELSEWHERE: dict[str, Function] = {
+    "special_expit": torch.special.expit,
+    "special_entr": torch.special.entr,
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "linalg_norm": torch.linalg.norm,
+    "data": lambda x: x.data,
+    "T": lambda x: x.T,
+    "mT": lambda x: x.mT,
+    # the forms that Python's operators and most code reach
+    "softmax": F.softmax,
+    "log_softmax": F.log_softmax,
+    "dropout": F.dropout,
+    "where": torch.where,
+}
+
+
+def function_of(name: str) -> Function:
+    """The torch function of a name in the table; an in-place one writes to a clone."""
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    for owner in (torch.Tensor, torch, F):
+        if hasattr(owner, name):
+            found: Function = getattr(owner, name)
+            return _on_clone(found) if is_in_place(name) else found
+    raise KeyError(name)
+
+
+def is_in_place(name: str) -> bool:
+    writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return writes or name == "__setitem__"
+
+
+def _on_clone(fn: Function) -> Function:
+    def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        target = x.clone()
+        fn(target, *args, **kwargs)
+        return target
+
+    return write

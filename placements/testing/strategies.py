@@ -1,0 +1,211 @@
+"""Hypothesis strategies: meshes, extents, types, and tensors placed on all ranks.
+
+They build valid values rather than filter, and shrink toward one axis of size 1,
+Replicate, and shape (1,). Numbers are small integers in float64, so that sums are exact.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from placements.extents import Even, Extent, Folded, Padded, Ragged
+from placements.mesh import Mesh
+from placements.tensor_type import TensorType
+from placements.testing.placed import CHUNKS, Cut, Layout, Pattern, split_ranks
+from placements.types import AxisType, I, P, R, Shard, V
+
+T = TypeVar("T")
+Draw = Callable[[st.SearchStrategy[T]], T]
+
+AXES = ("dp", "tp", "ep", "cp")
+
+
+def _check_bounds(name: str, low: int, high: int, least: int = 0) -> None:
+    if not least <= low <= high:
+        raise ValueError(f"{name}: need {least} <= min <= max, got {low} and {high}")
+
+
+@st.composite
+def meshes(
+    draw: st.DrawFn,
+    *,
+    min_axes: int = 1,
+    max_axes: int = 2,
+    max_size: int = 4,
+    max_ranks: int = 8,
+) -> Mesh:
+    """Meshes of sizes alone, with axes named dp, tp, ep, cp."""
+    _check_bounds("meshes(axes)", min_axes, max_axes, 1)
+    _check_bounds("meshes(size)", 1, max_size, 1)
+    _check_bounds("meshes(ranks)", 1, max_ranks, 1)
+    if max_axes > len(AXES):
+        raise ValueError(f"meshes(max_axes={max_axes}): at most {len(AXES)}")
+    left = max_ranks
+    sizes: dict[str, int] = {}
+    for axis in AXES[: draw(st.integers(min_axes, max_axes))]:
+        sizes[axis] = draw(st.integers(1, min(max_size, left)))
+        left //= sizes[axis]
+    return Mesh(sizes)
+
+
+def shapes(
+    *, min_dims: int = 0, max_dims: int = 3, min_size: int = 0, max_size: int = 5
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes; (1,) is the simplest."""
+    _check_bounds("shapes(dims)", min_dims, max_dims)
+    _check_bounds("shapes(size)", min_size, max_size)
+    sizes = _simplest_first(range(min_size, max_size + 1), 1)
+    dims = _simplest_first(range(min_dims, max_dims + 1), 1)
+    return dims.flatmap(lambda n: st.tuples(*[sizes] * n))
+
+
+def _simplest_first(values: Sequence[int], simplest: int) -> st.SearchStrategy[int]:
+    return st.sampled_from(sorted(values, key=lambda v: (v != simplest, v)))
+
+
+@st.composite
+def extents(draw: st.DrawFn, *, total: int, ranks: int) -> Extent:
+    """All ways to cut `total` rows over `ranks` ranks, bound to them."""
+    _check_bounds("extents(total)", 0, total)
+    _check_bounds("extents(ranks)", 1, ranks, 1)
+    kinds: list[Callable[[], Extent]] = [lambda: Padded(total).over(ranks)]
+    if total % ranks == 0:
+        kinds.insert(0, lambda: Even(total).over(ranks))
+    kinds.append(lambda: Ragged(*draw(_sizes(total, ranks))).over(ranks))
+    outers = [k for k in range(2, total + 1) if total % k == 0]
+    if outers:
+        kinds.append(lambda: draw(_folded(total, ranks, outers)))
+    return draw(st.sampled_from(kinds))()
+
+
+@st.composite
+def _folded(draw: st.DrawFn, total: int, ranks: int, outers: Sequence[int]) -> Extent:
+    outer = draw(st.sampled_from(outers))
+    return Folded(outer, draw(extents(total=total // outer, ranks=ranks))).over(ranks)
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, total: int, ranks: int) -> list[int]:
+    ends = sorted(draw(st.lists(st.integers(0, total), min_size=ranks - 1, max_size=ranks - 1)))
+    return [b - a for a, b in zip([0, *ends], [*ends, total], strict=True)]
+
+
+def axis_types(*, ndim: int) -> st.SearchStrategy[AxisType]:
+    """R, I, V, P, and a Shard (without an extent) of each of `ndim` dims."""
+    _check_bounds("axis_types(ndim)", 0, ndim)
+    return st.sampled_from([R, I, V, P, *(Shard(d) for d in range(ndim))])
+
+
+def patterns(*, ranks: int) -> st.SearchStrategy[Pattern]:
+    """Ways to cut a dim of any size, like torch.chunk most of the time."""
+    _check_bounds("patterns(ranks)", 1, ranks, 1)
+    weights = st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks).map(tuple)
+    return st.one_of(
+        st.just(CHUNKS),
+        weights.map(lambda w: Pattern(w)),
+        st.builds(Pattern, st.just(()), st.sampled_from([2, 3])),
+    )
+
+
+@st.composite
+def layouts(
+    draw: st.DrawFn,
+    *,
+    mesh: Mesh,
+    ndim: int,
+    letters: str = "RSPVI",
+    likely: dict[str, AxisType | Cut] | None = None,
+) -> Layout:
+    """What a tensor of `ndim` dims is on each axis of `mesh`, cuts in either order.
+
+    `likely`: the same for all operands of an op, so that they often fit together.
+    """
+    if not letters or set(letters) - set("RSPVI"):
+        raise ValueError(f"layouts(letters={letters!r}): some of RSPVI")
+    axes: dict[str, AxisType | Cut] = {}
+    for axis in mesh.axes:
+        guess = (likely or {}).get(axis, R)
+        pattern = guess.pattern if isinstance(guess, Cut) else CHUNKS
+        single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
+        options: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
+        cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
+        if isinstance(guess, Cut):
+            options = [*(options[:1]), *cuts * 3, *options[1:]]
+        else:
+            options = [*([guess] * 4 if guess.letter in letters else []), *options, *cuts]
+        axes[axis] = draw(st.sampled_from(options or cuts or [R]))
+    if len(axes) > 1 and draw(st.booleans()):
+        axes = dict(reversed(axes.items()))
+    return Layout(axes)
+
+
+@st.composite
+def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
+    """For each axis a type that many operands of one op should have."""
+    likely: dict[str, AxisType | Cut] = {}
+    for axis in mesh.axes:
+        pattern = draw(patterns(ranks=mesh.sizes[axis]))
+        likely[axis] = draw(st.sampled_from([R, Cut(0, pattern), P, V, I]))
+    return likely
+
+
+@dataclass(frozen=True)
+class PlacedTensor:
+    """A global value (one for each place on Varying axes), and what every rank holds."""
+
+    mesh: Mesh
+    shape: tuple[int, ...]
+    layout: Layout
+    types: Sequence[TensorType]
+    locals: Sequence[Tensor]
+
+    def __repr__(self) -> str:
+        return (
+            f"PlacedTensor({self.mesh!r}, shape={self.shape}, {dict(self.layout.axes)}, "
+            f"locals={[x.tolist() for x in self.locals]})"
+        )
+
+
+def numbers(
+    shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Small integers, as that dtype."""
+    low, high = (0, 2) if dtype is torch.bool else (-3, 4)
+    return torch.randint(low, high, tuple(shape), generator=generator).to(dtype)
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """A generator whose state depends on the parts alone."""
+    seed = 0
+    for byte in repr(parts).encode():
+        seed = (seed * 257 + byte) % (2**61 - 1)
+    return torch.Generator().manual_seed(seed)
+
+
+def seeds() -> st.SearchStrategy[int]:
+    return st.integers(0, 2**16)
+
+
+@st.composite
+def placed_tensors(
+    draw: st.DrawFn,
+    *,
+    mesh: Mesh,
+    shape: tuple[int, ...] | None = None,
+    letters: str = "RSPVI",
+    dtype: torch.dtype = torch.float64,
+) -> PlacedTensor:
+    """A tensor on all ranks of `mesh`."""
+    if shape is None:
+        shape = draw(shapes())
+    layout = draw(layouts(mesh=mesh, ndim=len(shape), letters=letters))
+    generator = seeded(draw(seeds()))
+    types = layout.types(mesh, shape)
+    held = split_ranks(
+        lambda _: numbers(shape, generator, dtype), types, mesh, generator
+    )
+    return PlacedTensor(mesh, shape, layout, types, held)
