@@ -4,7 +4,6 @@ Every number is the median of interleaved rounds in this process, and what count
 ratios: the machine may be busy. Exit code 1 if a limit is missed.
 """
 
-import gc
 import sys
 
 import torch
@@ -16,7 +15,6 @@ from benchmarks import annotated_call, checked_ops, erased_layer, type_memory
 
 def main() -> int:
     torch.set_num_threads(1)
-    gc.disable()
     results = [
         *annotated_call.measure(),
         *erased_layer.measure(),
@@ -25,7 +23,9 @@ def main() -> int:
     ]
     table = Table("what", "measured", "limit", "", title="Cost of the checks")
     for result in results:
-        table.add_row(result.what, result.shown, result.limit, "ok" if result.ok else "MISSED")
+        table.add_row(
+            result.what, result.shown, result.limit, "ok" if result.ok else "MISSED"
+        )
     (Console() if sys.stdout.isatty() else Console(width=100)).print(table)
     return 0 if all(result.ok for result in results) else 1
 

@@ -150,9 +150,14 @@ def _merge(group: list[Tensor], axis: str, t: AxisType | None) -> Tensor:
     if isinstance(t, Varying):
         return torch.stack(group)
     for rank, other in enumerate(group[1:], 1):
-        if not torch.equal(group[0], other):
+        if not _equal(group[0], other):
             raise ValueError(
                 f"{t or 'a size-1 axis'} on axis {axis!r} means equal values, "
                 f"but rank 0 and rank {rank} differ"
             )
     return group[0]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two ranks hold the same; a NaN is the same as a NaN."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

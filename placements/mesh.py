@@ -8,6 +8,7 @@ The current mesh is one context variable, so every simulated rank has its own.
 import math
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
+from functools import lru_cache
 from itertools import product
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
@@ -104,12 +105,18 @@ MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
 _ATTRIBUTE = "_placements_mesh"
 
 
+@lru_cache(maxsize=64)
+def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """One Mesh for equal sizes, so that what was inferred on it is found again."""
+    return Mesh(dict(sizes))
+
+
 def as_mesh(mesh: "MeshLike") -> Mesh:
     """A Mesh from one, from names and sizes, or from a DeviceMesh with names."""
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, Mapping):
-        return Mesh(mesh)
+        return _mesh_of_sizes(tuple(mesh.items()))
     known = getattr(mesh, _ATTRIBUTE, None)
     if isinstance(known, Mesh):
         return known

@@ -6,6 +6,7 @@ operand types, shapes and other arguments; the keys hold no tensors.
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -14,6 +15,7 @@ from placements import tags
 from placements.autograd_rules import AUTOGRAD, gradient_of
 from placements.callsite import caller, name_of
 from placements.describe import (
+    NO_MESH,
     checked_mesh,
     described,
     dtype_name,
@@ -22,6 +24,7 @@ from placements.describe import (
 from placements.errors import PlacementError, mismatch
 from placements.guards import doors_watched, raw_collective
 from placements.infer import SHAPES, Operand, Refusal
+from placements.mesh import Mesh, current_mesh
 from placements.ops import METADATA, OPS, READS, SOURCES, Op
 from placements.state import checkers, current
 from placements.suggest import fixes
@@ -29,9 +32,9 @@ from placements.tensor_type import TensorType
 from placements.torch_private import op_name
 from placements.types import WORDS, Shard
 
-_MEMO_SIZE = 8192
+_MEMO_SIZE = 2048
 
-Handler = Callable[["Typecheck", Any, tuple[Any, ...], dict[str, Any]], Any]
+get_type = tags.get  # looked up once: this is the hot path
 
 
 class Call:
@@ -55,7 +58,8 @@ class Typecheck(TorchFunctionMode):
     def __init__(self, lenient: bool = False) -> None:
         super().__init__()
         self.lenient = lenient
-        self._memo: dict[Any, Any] = {}
+        self._mesh: Mesh | None = None
+        self._memo = _memos.setdefault(NO_MESH, {})
 
     def __enter__(self) -> "Typecheck":
         self._outer = current.mode
@@ -84,39 +88,47 @@ class Typecheck(TorchFunctionMode):
             known = _resolve(func)
         if known.__class__ is not Call:
             return known(self, func, args, kwargs or {})
-        tensors: list[Tensor] = []
+        mesh = current_mesh()
+        if mesh is not self._mesh:
+            self._mesh = mesh
+            self._memo = _memos.setdefault(mesh or NO_MESH, {})
+        stale = False
         key: list[Any] = [known]
         for arg in args:
             if isinstance(arg, Tensor):
-                tensors.append(arg)
-                key += (tags.get(arg), arg.shape, arg.dtype)
+                tag = get_type(arg)
+                key += (tag, arg.shape, arg.dtype)
+                if tag is not None and tag.fresh is not None:
+                    stale = stale or tags.is_overwritten(arg)
             else:
-                key.append(_key(arg, tensors))
+                key.append(_key(arg))
         if kwargs:
             for name, arg in kwargs.items():
-                key += (name, _key(arg, tensors))
-        if known.takes_mesh or known.takes_shared:
-            key += (checked_mesh(), current.shared_axes)
+                key += (name, _key(arg))
+        if known.takes_shared:
+            key.append(current.shared_axes)
         hashed = tuple(key)
         found = self._memo.get(hashed)
-        if found is None or any(map(tags.is_overwritten, tensors)):
-            found = self._infer(known, func, args, kwargs or {}, tensors)
-            if len(self._memo) >= _MEMO_SIZE:
-                self._memo.clear()
-            self._memo[hashed] = found
+        if found is None or stale:
+            found = self._infer(known, args, kwargs or {})
+            if found is not _UNTYPED:
+                if len(self._memo) >= _MEMO_SIZE:
+                    self._memo.clear()
+                self._memo[hashed] = found
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if found is not _UNTYPED:
+        if found.__class__ is TensorType and isinstance(result, Tensor):
+            tags.put(result, found)
+        elif found is not _UNTYPED:
             _tag(args[0] if known.in_place else result, found)
         return result
 
     def _infer(
         self,
         call: Call,
-        func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tensors: Sequence[Tensor],
     ) -> Any:
+        tensors = _tensors_in((args, kwargs))
         where = call.op.name + "_" * call.in_place
         if call.in_place and call.op.group in _OVERWRITES and tags.get(args[0]) is None:
             return _UNTYPED  # a tensor that is being initialised, not yet declared
@@ -150,22 +162,33 @@ _UNTYPED = object()
 _OVERWRITES = ("random", "copies and casts")
 
 _known: dict[Any, Any] = {}
+# Inference results by mesh: they are as good in the next step as in this one.
+_memos: WeakKeyDictionary[Mesh, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _key(arg: Any, tensors: list[Tensor]) -> Any:
+def _key(arg: Any) -> Any:
     """What inference sees of an argument, hashable."""
     if isinstance(arg, Tensor):
-        tensors.append(arg)
         return tags.get(arg), arg.shape, arg.dtype
     if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        return tuple(_key(a, tensors) for a in items)
+        return tuple(map(_key, cast(Any, arg)))
     if isinstance(arg, slice):
         bounds = cast(Any, arg)
         return "slice", bounds.start, bounds.stop, bounds.step
-    if isinstance(arg, dict):
-        raise PlacementError(f"an op got a dict: {arg!r}")
+    if isinstance(arg, float):
+        return float, not arg  # of a number only this matters to types
     return arg.__class__, arg
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among arguments, in order of appearance."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(cast(Any, value).values())
+    if isinstance(value, list | tuple):
+        return [t for item in cast(Any, value) for t in _tensors_in(item)]
+    return []
 
 
 def _inference(

@@ -41,10 +41,14 @@ def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
 
 
 def _check_sizes(operands: Sequence[Operand], labels: Sequence[tuple[Label, ...]]) -> None:
+    # One row is broadcast by torch even where it is the rank's piece of a cut dim, so
+    # that is for the rules to refuse.
     sizes: dict[Label, int] = {}
     for operand, own in zip(operands, labels, strict=True):
         for label, size in zip(own, operand.shape, strict=True):
-            if label is not None and sizes.setdefault(label, size) != size:
+            if label is None or size == 1:
+                continue
+            if sizes.setdefault(label, size) != size:
                 raise Refusal("the shapes do not broadcast", kind=SHAPES)
 
 

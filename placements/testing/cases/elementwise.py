@@ -116,11 +116,6 @@ def masked_fill(b: Builder) -> Call:
     return b.call()
 
 
-def complex_unary(b: Builder) -> Call:
-    b.value(*b.shape(), dtype=torch.complex128)
-    return b.call()
-
-
 def cast(b: Builder) -> Call:
     dtype = b.pick(torch.float64, torch.int64, torch.bool)
     b.value(*b.shape(), dtype=dtype, letters="RSPVI" if dtype != torch.bool else "RSVI")

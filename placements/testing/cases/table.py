@@ -20,8 +20,7 @@ BY_BUILDER: dict[Callable[[Builder], Call], str] = {
     "logsigmoid mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign "
     "signbit silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink trunc "
     "special_expit special_entr neg negative positive clone contiguous detach data "
-    "requires_grad_ cpu",
-    e.complex_unary: "view_as_real",
+    "cpu",
     e.unary_whole: "bitwise_not __invert__",
     e.binary: "eq ge gt le lt ne float_power floor_divide fmod pow remainder __mod__ "
     "__floordiv__ add sub subtract rsub mul multiply xlogy __radd__ __rsub__ __rmul__",
@@ -129,13 +128,9 @@ def call_names() -> list[str]:
         in_place = any(hasattr(owner, f"{name}_") for owner in (torch.Tensor, F))
         if plain or name in ("special_expit", "special_entr") or name.startswith("linalg_"):
             names.append(name)
-        if in_place and not name.startswith("_") and name not in _NOT_IN_PLACE:
+        if in_place and not name.startswith("_"):
             names.append(f"{name}_")
     return [name for name in names if name not in NOT_CALLED]
-
-
-# F.dropout takes the flag inplace; threshold_ and its kin change no placement otherwise.
-_NOT_IN_PLACE = ("requires_grad",)
 
 
 @st.composite
