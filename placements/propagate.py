@@ -4,7 +4,8 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -50,14 +51,11 @@ class Call:
 
 
 class Typecheck(TorchFunctionMode):
-    """Infer and check the type of every tensor that an op makes.
+    """Infer and check the type of every tensor that an op makes."""
 
-    `lenient`: inside a region, where ops that are not known give untyped results.
-    """
-
-    def __init__(self, lenient: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.lenient = lenient
+        self.lenient = False  # inside a region: what is not known stays untyped
         self._mesh: Mesh | None = None
         self._memo = _memos.setdefault(NO_MESH, {})
 
@@ -75,6 +73,15 @@ class Typecheck(TorchFunctionMode):
         current.mode = self._outer
         checkers.count -= 1
         self._doors.__exit__(*exception)
+
+    @contextmanager
+    def trusting(self) -> Generator[None]:
+        """Let what is not known pass, untyped, until the block ends: a region."""
+        before, self.lenient = self.lenient, True
+        try:
+            yield
+        finally:
+            self.lenient = before
 
     def __torch_function__(
         self,
@@ -375,6 +382,11 @@ def register_op(name: str, like: str) -> None:
     _known.clear()
 
 
-def typecheck() -> Typecheck:
-    """Check every op inside the `with` block: `with typecheck(): ...`."""
-    return Typecheck()
+@contextmanager
+def typecheck() -> Generator[Typecheck]:
+    """Check every op inside the `with` block; a block inside another changes nothing."""
+    if current.mode is not None:
+        yield current.mode
+        return
+    with Typecheck() as mode:
+        yield mode
