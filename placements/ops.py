@@ -70,6 +70,7 @@ NOT_SORTED = (
 )
 NOT_SOFTMAX = "a softmax needs the whole dim: the sum of a piece is not that of all"
 NOT_RUNNING = "a running result needs what came before on the other ranks"
+NOT_MOVED = "elements would change places within each piece only"
 NOT_SCATTERED = indexing.POSITIONS
 
 ROWS: tuple[Row, ...] = (
@@ -81,7 +82,7 @@ ROWS: tuple[Row, ...] = (
         "exp2 expm1 float_power floor floor_divide fmax fmin fmod frac ge gelu gt "
         "hardsigmoid hardswish hardtanh hypot isclose isfinite isinf isnan isneginf "
         "isposinf le leaky_relu lerp lgamma log log10 log1p log2 logaddexp logical_and "
-        "logical_not logical_or logical_xor logit logsigmoid lt maximum minimum mish "
+        "logical_not logical_or logical_xor logit log_sigmoid lt maximum minimum mish "
         "nan_to_num ne pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid "
         "sign signbit silu sin sinc sinh softplus softsign sqrt square tan tanh "
         "tanhshrink threshold trunc xlogy addcdiv special_expit special_entr "
@@ -218,7 +219,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "reductions",
-        "max min median nanmedian mode cummax cummin",
+        "max min median nanmedian mode",
         NONLINEAR,
         elementwise.choice,
         "chooses among elements",
@@ -234,11 +235,19 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "along a dim",
-        "softmax log_softmax softmin normalize",
+        "softmax log_softmax softmin",
         NONLINEAR,
         elementwise.along,
         "every element depends on all others along the dim",
         along=NOT_SOFTMAX,
+    ),
+    Row(
+        "along a dim",
+        "normalize",
+        NONLINEAR,
+        elementwise.normalize,
+        "every element depends on all others along the dim",
+        along=NEEDS_WHOLE,
     ),
     Row(
         "along a dim",
@@ -258,11 +267,27 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "along a dim",
-        "flip roll",
+        "cummax cummin",
+        NONLINEAR,
+        elementwise.running_choice,
+        "chooses among the elements so far",
+        along=NOT_RUNNING,
+    ),
+    Row(
+        "along a dim",
+        "flip",
         LINEAR,
-        elementwise.along,
-        "elements change places along the dim",
-        along="elements would change places within each piece only",
+        elementwise.flip,
+        "elements change places along the dims",
+        along=NOT_MOVED,
+    ),
+    Row(
+        "along a dim",
+        "roll",
+        LINEAR,
+        elementwise.roll,
+        "elements change places along the dims",
+        along=NOT_MOVED,
     ),
     Row(
         "along a dim",

@@ -117,7 +117,7 @@ class Typecheck(TorchFunctionMode):
         hashed = tuple(key)
         found = self._memo.get(hashed)
         if found is None or stale:
-            found = self._infer(known, args, kwargs or {})
+            found = self._infer(known, func, args, kwargs or {})
             if found is not _UNTYPED:
                 if len(self._memo) >= _MEMO_SIZE:
                     self._memo.clear()
@@ -132,6 +132,7 @@ class Typecheck(TorchFunctionMode):
     def _infer(
         self,
         call: Call,
+        func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -150,7 +151,7 @@ class Typecheck(TorchFunctionMode):
             found = infer(operands)
         except Refusal as refusal:
             if refusal.kind == SHAPES:
-                return _UNTYPED  # torch will refuse it
+                func(*args, **kwargs)  # torch says better what is wrong
             raise _refused(where, infer, refusal, tensors, operands) from None
         except TypeError as error:
             raise PlacementError(

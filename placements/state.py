@@ -7,10 +7,23 @@ thread checks; then `current.mode` says whether this thread does.
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Protocol
+
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from placements.propagate import Typecheck
+    from placements.tensor_type import TensorType
+
+
+class Observer(Protocol):
+    """Who is told of values that cross a declared boundary; `verify()` is."""
+
+    def crossing(
+        self, where: str, name: str | None, x: Tensor, found: "TensorType | None"
+    ) -> None: ...
+
+    def stamped(self, module: nn.Module, name: str, x: Tensor) -> None: ...
 
 
 class Current(threading.local):
@@ -30,6 +43,11 @@ class Checkers:
 
 
 checkers = Checkers()
+
+
+def observer() -> Observer | None:
+    """Who watches values in this thread, if anybody does."""
+    return None if current.mode is None else current.mode.observer
 
 
 @contextmanager

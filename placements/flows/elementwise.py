@@ -252,6 +252,30 @@ def along(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
 
 
+def normalize(
+    op: "Op", input: Operand, p: float = 2.0, dim: Any = 1, *args: Any, **kwargs: Any
+) -> TensorType:
+    """As softmax; the order of the norm comes before the dim."""
+    return along(op, input, dim)
+
+
+def flip(op: "Op", input: Operand, *dims: Any, **kwargs: Any) -> TensorType:
+    """flip(x, 0, 1) and flip(x, (0, 1)) alike."""
+    named = kwargs.get("dims", dims[0] if len(dims) == 1 else dims)
+    return along(op, input, named)
+
+
+def roll(op: "Op", input: Operand, shifts: Any, dims: Any = None) -> TensorType:
+    """Without dims the elements move in the flattened tensor."""
+    return along(op, input, dims)
+
+
+def running_choice(op: "Op", input: Operand, dim: int) -> Any:
+    """cummax, cummin: values so far and the rows they came from, in the input's shape."""
+    values = along(op, input, dim)
+    return values, values.with_index(rows_of(input, dim))
+
+
 def _along_term(op: "Op", input: Operand, dim: Any) -> Term:
     mixed = dims_of(dim, input.ndim)
     labels = tuple(
@@ -262,6 +286,8 @@ def _along_term(op: "Op", input: Operand, dim: Any) -> Term:
 
 def ordering(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
     """sort, argsort, topk, ...: values and the rows they came from, along one dim."""
+    if op.name == "msort":
+        return combine(op.linearity, [_along_term(op, input, 0)], index=input.type.index)
     rest = list(args)
     if op.name in ("topk", "kthvalue"):
         rest = rest[1:]

@@ -21,6 +21,7 @@ from placements.infer import (
     Term,
     combine,
 )
+from placements.rules import LINEAR
 from placements.tensor_type import TensorType
 
 if TYPE_CHECKING:
@@ -122,9 +123,20 @@ def embedding(
 
 
 def scatter(
-    op: "Op", input: Operand, dim: int, index: Operand, src: Any = None, **kwargs: Any
+    op: "Op",
+    input: Operand,
+    dim: int,
+    index: Operand,
+    src: Any = None,
+    reduce: str | None = None,
+    **kwargs: Any,
 ) -> TensorType:
     """scatter, scatter_add, scatter_reduce: write `src` at `index` along `dim`."""
+    if reduce is not None and op.linearity is LINEAR:
+        raise Refusal(
+            "scatter with reduce= is not known; scatter_add and scatter_reduce are",
+            operand=input, expected="scatter_add or scatter_reduce", kind="policy",
+        )  # fmt: skip
     src = kwargs.get("value", src)
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
@@ -299,7 +311,9 @@ class _Plan:
 
     def write_labels(self) -> tuple[Label, ...]:
         labels: list[Label] = list(range(self.input.ndim))
-        for entry, dim, _ in self.entries:
+        for entry, dim, width in self.entries:
+            if width == 0:
+                continue
             if _is_int(entry) or _is_part(entry, self.input.shape[dim]):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, Operand) and not entry.is_bool:

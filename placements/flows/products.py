@@ -25,11 +25,13 @@ def _product(op: "Op", terms: Sequence[Term]) -> TensorType:
     return combine(MULTILINEAR, terms)
 
 
-def _plus(product: TensorType, bias: Any, ndim: int, scaled_by: Any = 1) -> TensorType:
+def _plus(
+    product: TensorType, shape: tuple[int, ...], bias: Any, scaled_by: Any = 1
+) -> TensorType:
     """The type of product + bias, which is a sum like any other."""
     if not isinstance(bias, Operand) or scaled_by == 0:
         return product
-    result = Operand(product, (2,) * ndim, bias.dtype, -1)
+    result = Operand(product, shape, bias.dtype, bias.position)
     return combine(LINEAR, terms_of([result, bias]))
 
 
@@ -77,7 +79,7 @@ def linear(
             Term(weight, (last, Contract("inner"))[2 - weight.ndim :]),
         ],
     )
-    return _plus(product, bias, input.ndim)
+    return _plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
 
 
 def add_product(
@@ -90,8 +92,8 @@ def add_product(
     alpha: Any = 1,
 ) -> TensorType:
     """addmm, baddbmm, addmv: input + left @ right."""
-    product = matmul(op, left, right)
-    return _plus(product, input, left.ndim + right.ndim - 2 - (left.ndim == 3), beta)
+    columns = right.shape[-1:] if right.ndim > 1 else ()
+    return _plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
 
 
 def einsum(op: "Op", equation: Any, *operands: Any) -> TensorType:

@@ -55,6 +55,8 @@ def like(
     op: "Op", input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
 ) -> TensorType:
     """Fresh numbers in the shape of `input`, or in its place."""
+    if op.name == "normal" and input.type.fresh is None:
+        return masked(input, shared)  # torch.normal(mean): its values count, too
     types: dict[str, AxisType] = {}
     for axis, t in input.type.items():
         alone = t if isinstance(t, Shard) else V

@@ -293,7 +293,8 @@ def _expanded(input: Operand, shape: Sequence[int]) -> TensorType:
 
 
 def repeat(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
-    times = flat(sizes) if sizes else tuple(kwargs["repeats"])
+    times = flat(sizes) if sizes else tuple(kwargs.get("repeats", kwargs.get("dims")))
+    times = (*(1,) * (input.ndim - len(times)), *times)  # tile may name the last dims only
     shift = len(times) - input.ndim
     reason = "repeating a piece interleaves it with the other ranks' pieces"
     return moved(

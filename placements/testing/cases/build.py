@@ -127,19 +127,22 @@ class Builder:
         )  # fmt: skip
 
 
-# Where the name in the table is not an attribute of Tensor, torch or functional.
+# Where the name in the table is not an attribute of Tensor, torch or functional, or where
+# most code reaches another form.
 _ELSEWHERE: dict[str, Function] = {
     "special_expit": torch.special.expit,
     "special_entr": torch.special.entr,
     "linalg_vector_norm": torch.linalg.vector_norm,
     "linalg_norm": torch.linalg.norm,
+    "log_sigmoid": F.logsigmoid,
     "data": lambda x: x.data,
     "T": lambda x: x.T,
     "mT": lambda x: x.mT,
-    # the forms that Python's operators and most code reach
-    "softmax": F.softmax,
-    "log_softmax": F.log_softmax,
-    "dropout": F.dropout,
+    **{
+        name: getattr(F, name)
+        for name in "softmax log_softmax dropout alpha_dropout layer_norm rms_norm "
+        "embedding binary_cross_entropy_with_logits".split()
+    },
     "where": torch.where,
 }
 
@@ -149,14 +152,19 @@ def function_of(name: str) -> Function:
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     for owner in (torch.Tensor, torch, F):
-        if hasattr(owner, name):
-            found: Function = getattr(owner, name)
+        found = getattr(owner, name, None)
+        if callable(found):
             return _on_clone(found) if is_in_place(name) else found
     raise KeyError(name)
 
 
+def is_callable(name: str) -> bool:
+    owners = (torch.Tensor, torch, F)
+    return name in _ELSEWHERE or any(callable(getattr(o, name, None)) for o in owners)
+
+
 def is_in_place(name: str) -> bool:
-    writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    writes = name.endswith("_") and not name.endswith("__")
     return writes or name == "__setitem__"
 
 

@@ -11,13 +11,13 @@ from placements.testing.cases import elementwise as e
 from placements.testing.cases import indexing as i
 from placements.testing.cases import products as p
 from placements.testing.cases import views as v
-from placements.testing.cases.build import Builder, Call, function_of
+from placements.testing.cases.build import Builder, Call, function_of, is_callable
 
 BY_BUILDER: dict[Callable[[Builder], Call], str] = {
     e.unary: "abs absolute acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc "
     "erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isfinite isinf "
     "isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not logit "
-    "logsigmoid mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign "
+    "log_sigmoid mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign "
     "signbit silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink trunc "
     "special_expit special_entr neg negative positive clone contiguous detach data "
     "cpu",
@@ -124,9 +124,9 @@ def call_names() -> list[str]:
     """Every name that the table knows and torch has, in-place forms included."""
     names: list[str] = []
     for name in OPS:
-        plain = any(hasattr(owner, name) for owner in (torch.Tensor, torch, F))
+        plain = is_callable(name)
         in_place = any(hasattr(owner, f"{name}_") for owner in (torch.Tensor, F))
-        if plain or name in ("special_expit", "special_entr") or name.startswith("linalg_"):
+        if plain:
             names.append(name)
         if in_place and not name.startswith("_"):
             names.append(f"{name}_")

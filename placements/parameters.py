@@ -1,0 +1,176 @@
+"""The declared types of a module's parameters and buffers, on the mesh each lives on.
+
+Gradient reduction, clipping and checkpoints read types here and nowhere else. Types come
+from declarations, which belong to modules, so all of it works with checking off.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from placements.declarations import declarations
+from placements.describe import NO_MESH
+from placements.errors import PlacementError
+from placements.mesh import Mesh, MeshLike, as_mesh, current_mesh
+from placements.tensor_type import TensorType, declared
+from placements.transport import Line
+from placements.types import AxisType, P, R, Shard, TypesLike
+
+Meshes = Sequence[MeshLike] | None
+
+# What wrappers put into the names of the modules that they wrap.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter or buffer of a module, by its full name, with its declared type."""
+
+    name: str
+    tensor: Tensor
+    type: TensorType
+
+
+def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
+    """The meshes that parameters may live on; without any, the current one.
+
+    Raises ValueError if there are several ranks but no mesh: nothing would be done.
+    """
+    if meshes is not None:
+        return tuple(as_mesh(mesh) for mesh in meshes)
+    mesh = current_mesh()
+    if mesh is not None:
+        return (mesh,)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"{call}: there are {dist.get_world_size()} ranks, but no mesh is current; "
+            "with set_current_mesh(mesh): ..., or pass meshes=(mesh,)"
+        )
+    return (NO_MESH,)
+
+
+def line_of(mesh: Mesh, axis: str) -> Line:
+    """The ranks of one axis of `mesh`, seen from this rank."""
+    return Line(axis, mesh.sizes[axis], mesh.coordinate[axis], mesh.group(axis))
+
+
+def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
+    """Every parameter that requires a gradient, once, with its type.
+
+    Which ones does not depend on where a gradient is None: ranks may differ in that.
+    """
+    found: dict[int, Held] = {}
+    for name, tensor, said in _named(module):
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            _add(found, call, name, tensor, said, meshes)
+    return _typed(found, call, meshes)
+
+
+def saved_tensors(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
+    """Every parameter and persistent buffer under each of its names, with its type."""
+    state = module.state_dict(keep_vars=True)
+    extra = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if extra:
+        raise ValueError(f"{call}: {extra[0]!r} is extra state, which has no type to save by")
+    persistent = {id(tensor) for tensor in state.values()}
+    held: list[Held] = []
+    for name, tensor, said in _named(module):
+        if id(tensor) in persistent:
+            one: dict[int, Held] = {}
+            _add(one, call, name, tensor, said, meshes)
+            held += _typed(one, call, meshes)
+    return held
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor, TypesLike | None]]:
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for wrapper in _WRAPPERS:
+            prefix = f"{prefix}.".replace(wrapper, "").removesuffix(".")
+        said = declarations(owner)
+        own = (
+            *owner.named_parameters(recurse=False, remove_duplicate=False),
+            *owner.named_buffers(recurse=False, remove_duplicate=False),
+        )
+        for leaf, tensor in own:
+            yield f"{prefix}.{leaf}" if prefix else leaf, tensor, said.get(leaf)
+
+
+def _add(
+    found: dict[int, Held],
+    call: str,
+    name: str,
+    tensor: Tensor,
+    said: TypesLike | None,
+    meshes: Sequence[Mesh],
+) -> None:
+    """Add a tensor; one that is tied under several names may be declared under any."""
+    mesh = meshes[0] if said is None else _mesh_of(call, name, said, meshes)
+    known = found.get(id(tensor))
+    if said is None:
+        found.setdefault(id(tensor), Held(name, tensor, _UNDECLARED))
+        return
+    try:
+        tensor_type = declared(mesh, said, tuple(tensor.shape))
+    except ValueError as error:
+        raise ValueError(f"{call}: parameter {name!r}: {error}") from None
+    if known is None or known.type is _UNDECLARED:
+        found[id(tensor)] = Held(name if known is None else known.name, tensor, tensor_type)
+    elif known.type != tensor_type:
+        raise ValueError(
+            f"{call}: {known.name!r} and {name!r} are one tensor, declared as "
+            f"{known.type!r} and as {tensor_type!r}"
+        )
+
+
+_UNDECLARED = TensorType(Mesh({}), ())
+
+
+def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[Held]:
+    """What was found, if all of it is declared; on one rank nothing needs to be."""
+    mesh = next((mesh for mesh in meshes if mesh.axes), None)
+    for held in found.values():
+        if held.type is _UNDECLARED and mesh is not None:
+            axes = ", ".join(f"{axis!r}: ..." for axis in mesh.axes)
+            raise PlacementError(
+                f"{call}: parameter {held.name!r} has no declared type",
+                where=call,
+                name=held.name,
+                rule="what to do with a parameter's values and gradient follows from its "
+                "type on each mesh axis",
+                advice=f"declare(module, {{{held.name!r}: {{{axes}}}}}), or annotate the "
+                "attribute of a @typed module",
+            )
+    return list(found.values())
+
+
+def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> Mesh:
+    """The mesh whose axes a declaration speaks of, of several over the same ranks."""
+    for mesh in meshes:
+        if all(axis in said for axis in mesh.axes):
+            return mesh
+    raise ValueError(
+        f"{call}: parameter {name!r} is declared on {list(said)}, but each of the meshes "
+        f"({', '.join(map(repr, meshes))}) has an axis that this leaves out; parameters "
+        "that live on another mesh over the same ranks need it: meshes=(dense, sparse)"
+    )
+
+
+def local_part(tensor: Tensor) -> tuple[Tensor, dict[str, AxisType]]:
+    """What this rank holds, and, of a DTensor, its types on the axes it handles itself.
+
+    FSDP2 makes parameters and gradients DTensors, whose shape is that of the declaration.
+    """
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return tensor, {}
+    dtensor: Any = tensor
+    types: dict[str, AxisType] = {}
+    for axis, placement in zip(mesh.mesh_dim_names, dtensor.placements, strict=True):
+        if placement.is_partial():
+            types[axis] = P
+        else:
+            types[axis] = Shard(placement.dim) if placement.is_shard() else R
+    return dtensor.to_local(), types
