@@ -23,7 +23,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/mypy tests/static
+	$(BIN)/mypy --strict --follow-imports=silent --explicit-package-bases tests/static/annotated.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

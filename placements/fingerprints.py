@@ -58,7 +58,7 @@ def _weights(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def project(x: Tensor) -> Tensor:
-    """A tensor -> its projection and its norm, still on its device."""
+    """A tensor -> its projection and the square of its norm, still on its device."""
     x = x.detach()
     if x.is_complex():
         x = torch.view_as_real(x)
@@ -78,7 +78,9 @@ def _dot(flat: Tensor, weights: Tensor) -> Tensor:
     rows = size // _BLOCK
     head, tail = flat[: rows * _BLOCK], flat[rows * _BLOCK :]
     by_row = torch.mv(head.view(rows, _BLOCK), weights)
-    return _dot(torch.cat([by_row, torch.dot(tail, weights[: tail.numel()])[None]]), weights)
+    rest = torch.dot(tail, weights[: tail.numel()])
+    # Other weights for the rows, or a matrix and its transpose would look the same.
+    return _dot(torch.cat([by_row, rest[None]]), weights.flip(0))
 
 
 def tolerance(x: Tensor, rtol: float | None) -> float:

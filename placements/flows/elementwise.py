@@ -289,13 +289,19 @@ def ordering(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
     if op.name == "msort":
         return combine(op.linearity, [_along_term(op, input, 0)], index=input.type.index)
     rest = list(args)
-    if op.name in ("topk", "kthvalue"):
+    if op.name == "topk":
         rest = rest[1:]
     dims = [a for a in rest if isinstance(a, int) and not isinstance(a, bool)]
     dim = kwargs.get("dim", dims[0] if dims else -1)
     values = combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
     order = values.with_index(rows_of(input, dim))
     return order if op.name == "argsort" else (values, order)
+
+
+def kthvalue(op: "Op", input: Operand, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """A value and its row; the dim is reduced away."""
+    values = reduction(op, input, dim, keepdim).with_index(input.type.index)
+    return values, values.with_index(rows_of(input, dim))
 
 
 def count(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:

@@ -62,6 +62,20 @@ def matmul(op: "Op", input: Operand, other: Operand, **kwargs: Any) -> TensorTyp
     )
 
 
+def matmul_reversed(op: "Op", input: Operand, other: Operand) -> TensorType:
+    """x.__rmatmul__(y) is y @ x."""
+    return matmul(op, other, input)
+
+
+def inner(op: "Op", input: Operand, other: Operand) -> TensorType:
+    """The last dims are contracted; the dims before them stand side by side."""
+    if input.ndim == 0 or other.ndim == 0:
+        return combine(MULTILINEAR, terms_of([input, other]))
+    contract, lead = Contract("inner"), input.ndim - 1
+    right = range(lead, lead + other.ndim - 1)
+    return _product(op, [Term(input, (*range(lead), contract)), Term(other, (*right, contract))])
+
+
 def outer(op: "Op", input: Operand, vec2: Operand) -> TensorType:
     return _product(op, [Term(input, (0,)), Term(vec2, (1,))])
 

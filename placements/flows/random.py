@@ -60,6 +60,10 @@ def like(
     types: dict[str, AxisType] = {}
     for axis, t in input.type.items():
         alone = t if isinstance(t, Shard) else V
+        draw = _DRAW[t.letter, axis in shared]
+        # What differs by rank may differ in shape too, and then the numbers do.
+        if axis in shared and draw.gives is None and input.type.fresh is None:
+            raise Refusal(draw.reason, axis, input, "Replicate", kind="policy")
         types[axis] = R if axis in shared else alone
     return make(input.type.mesh, types, fresh=MADE)
 

@@ -86,7 +86,8 @@ def unflatten(op: "Op", input: Operand, dim: int, sizes: Sequence[int]) -> Tenso
         *(((d,), (d + count - 1,)) for d in range(dim + 1, input.ndim)),
     ]
     shape = (*input.shape[:dim], *whole, *input.shape[dim + 1 :])
-    return _regrouped(input, shape, groups)
+    free = dim + list(sizes).index(-1) if -1 in sizes else None
+    return _regrouped(input, shape, groups, free)
 
 
 def _with_rest(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
@@ -101,7 +102,8 @@ Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 def _reshaped(input: Operand, sizes: tuple[int, ...]) -> TensorType:
     shape = _with_rest(sizes, math.prod(input.shape))
-    return _regrouped(input, shape, _groups(input, sizes, shape))
+    free = sizes.index(-1) if -1 in sizes else None
+    return _regrouped(input, shape, _groups(input, sizes, shape), free)
 
 
 def _groups(input: Operand, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Groups:
@@ -164,7 +166,9 @@ def _by_product(
     return groups
 
 
-def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> TensorType:
+def _regrouped(
+    input: Operand, shape: tuple[int, ...], groups: Groups, free: int | None = None
+) -> TensorType:
     by_dim = {dim: group for group in groups for dim in group[0]}
     # Sizes of the new dims with the cuts that were placed so far undone: a cut further
     # out counts the rows that the cuts further in share.
@@ -177,7 +181,7 @@ def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> Tensor
         whole = _flattened(input, olds, dim, extent)
         if len(news) == 1:
             return news[0], whole
-        new, part = _unflattened(input, axis, shape, rows, news, whole)
+        new, part = _unflattened(input, axis, shape, rows, news, whole, free)
         rows[new] = part.total
         return new, part
 
@@ -202,19 +206,31 @@ def _unflattened(
     rows: Sequence[int],
     news: tuple[int, ...],
     extent: Extent,
+    free: int | None,
 ) -> tuple[int, Extent]:
-    """The dim among `news` that `axis` cuts after one dim became several."""
+    """The dim among `news` that `axis` cuts after one dim became several.
+
+    `free`: the new dim that was written as -1, so that its size may differ by rank.
+    """
     outer = extent.outer if isinstance(extent, Folded) else 1
     inner = extent.inner if isinstance(extent, Folded) else extent
     blocks = 1
     rank = input.type.mesh.coordinate[axis]
+    fitting: list[tuple[int, Extent]] = []
     for k, new in enumerate(news):
         if blocks == outer:
             rest = math.prod(rows[d] for d in news[k + 1 :])
             part = inner if rest == 1 else inner.divided(rest)
             if part is not None and part.local_size(rank) == rows[new]:
-                return new, part
+                fitting.append((new, part))
         blocks *= shape[new]
+    # Dims of one row look alike here. Where all ranks hold equally many rows they choose
+    # alike; where they do not, another rank may see another dim, unless a -1 says which.
+    named = [(new, part) for new, part in fitting if new == free]
+    if named:
+        return named[0]
+    if len(fitting) == 1 or (fitting and len(set(extent.sizes)) == 1):
+        return fitting[0]
     raise Refusal(
         f"the pieces {extent!r} cannot be said of dims of sizes "
         f"{tuple(shape[d] for d in news)}; split the dim where it was flattened",

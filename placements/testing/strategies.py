@@ -16,7 +16,7 @@ from placements.extents import Even, Extent, Folded, Padded, Ragged
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType
 from placements.testing.placed import CHUNKS, Cut, Layout, Pattern, split_ranks
-from placements.types import AxisType, I, P, R, Shard, V
+from placements.types import AxisType, I, Invariant, P, R, Shard, V
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]
@@ -127,17 +127,19 @@ def layouts(
     if not letters or set(letters) - set("RSPVI"):
         raise ValueError(f"layouts(letters={letters!r}): some of RSPVI")
     axes: dict[str, AxisType | Cut] = {}
+    single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
     for axis in mesh.axes:
-        guess = (likely or {}).get(axis, R)
+        guess = (likely or {}).get(axis)
         pattern = guess.pattern if isinstance(guess, Cut) else CHUNKS
-        single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
-        options: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
+        free: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
         cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
-        if isinstance(guess, Cut):
-            options = [*(options[:1]), *cuts * 3, *options[1:]]
-        else:
-            options = [*([guess] * 4 if guess.letter in letters else []), *options, *cuts]
-        axes[axis] = draw(st.sampled_from(options or cuts or [R]))
+        free += cuts
+        fitting = [R, *cuts] if isinstance(guess, Cut) else [R, guess] if guess else free
+        if isinstance(guess, Invariant):
+            fitting = [guess]
+        options = [t for t in fitting if t in free] or free or [R]
+        # Now and then anything at all: refusals matter too.
+        axes[axis] = draw(st.sampled_from(options * 3 + free))
     if len(axes) > 1 and draw(st.booleans()):
         axes = dict(reversed(axes.items()))
     return Layout(axes)

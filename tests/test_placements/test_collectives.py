@@ -70,9 +70,7 @@ def program(
         (grad,) = torch.autograd.grad(y, x, seed)
         assert type_of(grad) == {"tp": type_of(x).dual()["tp"]}  # type: ignore[union-attr]
     with set_current_mesh(mesh):
-        erased = getattr(placements, call)(
-            locals_[rank], "tp", src=src, dst=dst, **options
-        )
+        erased = getattr(placements, call)(locals_[rank], "tp", src=src, dst=dst, **options)
     assert torch.equal(erased, y.detach())
     return y.detach(), grad.detach(), repr(known["tp"])
 

@@ -156,7 +156,7 @@ class DeclaredTwice(Twice):
 def test_a_custom_function_must_say_what_it_does() -> None:
     with typecheck():
         x = assert_type(torch.randn(3, requires_grad=True), {"tp": S(0)})
-        with pytest.raises(PlacementError, match="Twice.apply") as caught:
+        with pytest.raises(PlacementError, match=r"Twice\.apply") as caught:
             Twice.apply(x)
         assert "placement_rule" in str(caught.value)
         assert type_of(DeclaredTwice.apply(x)) == {"tp": S(0)}

@@ -204,7 +204,10 @@ def check_sound(placed: PlacedCall, tally: Tally | None = None) -> bool:
     _check_same_types(placed, ranks)
     tally.accepted += 1
     tally.letters |= {t.letter for types in placed.types for t in types[0].types}
-    _Comparison(placed, held, ranks, tally).run()
+    try:
+        _Comparison(placed, held, ranks, tally).run()
+    except ValueError as error:  # what a type calls equal, or pieces, is not
+        raise AssertionError(f"{placed!r}: {error}; {ranks[0].types}") from error
     return True
 
 
@@ -318,7 +321,9 @@ class _Comparison:
             for k, result in enumerate(results):
                 self._compare_output(k, result, outputs[k].get(place))
                 generator = seeded(self.placed.seed, "cotangent", k, place)
-                cotangents[k][place] = numbers(result.shape, generator).to(result.dtype)
+                drawn = numbers(result.shape, generator)
+                # No zeros: zero times an infinite derivative is not what its parts give.
+                cotangents[k][place] = (drawn + (drawn == 0)).to(result.dtype)
             expected[place] = _gradients(
                 results, [c[place] for c in cotangents], values
             )

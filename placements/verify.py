@@ -1,0 +1,291 @@
+"""`verify()`: type checks plus value checks in a running program, on real process groups.
+
+Types say what should be equal on all ranks; this looks whether it is. Nothing is sent
+while the program runs, not even in a hook of backward: each rank logs fingerprints of
+what crosses a declared boundary, and the logs are exchanged and compared once, at the
+end of the block or at `check()`. It finds a wrong claim, not only an inconsistent one.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextvars import Token
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from placements import tags
+from placements.callsite import caller, name_of
+from placements.crosscheck import (
+    COLLECTIVE,
+    GRADIENT,
+    VALUE,
+    Claim,
+    Event,
+    Log,
+    MeshKey,
+    first_lie,
+)
+from placements.describe import dtype_name, short_dtype
+from placements.errors import PlacementError
+from placements.exchange import from_all_ranks
+from placements.fingerprints import Fingerprint, project, tolerance
+from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
+from placements.mesh import Mesh, current_mesh
+from placements.propagate import Typecheck
+from placements.tensor_type import TensorType
+from placements.torch_private import unseen, version_of
+from placements.types import Shard
+
+
+def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Verify":
+    """Check every op, and values where they cross a declaration: `with verify(): ...`.
+
+    Crossings are `assert_type`, the arguments and results of `@typed` functions, declared
+    parameters of modules that are called, regions, collectives, and reduced gradients.
+    There, R and I values are equal on all ranks of their axis; in backward so are the
+    gradients of I and of P; extents agree with the rows that ranks hold; every parameter
+    that took part got a gradient (with `module`, every one of its parameters); all ranks
+    ran the same collectives. `rtol` is what rounding may do, relative to the norm.
+
+    Communicates: one exchange of logs when the block ends, or at `check()` once a step.
+    Raises PlacementError, the same on all ranks, for the first crossing that lied.
+
+        with verify() as step:
+            for batch in batches:
+                train(batch)
+                step.check()
+    """
+    return Verify(module, rtol)
+
+
+class Verify(Typecheck):
+    """The mode of a `verify()` block; one per rank."""
+
+    def __init__(self, module: nn.Module | None, rtol: float | None) -> None:
+        super().__init__()
+        self.observer = self
+        self._rtol = rtol
+        self._module = module
+        self._mesh_at_start: Mesh | None = None
+        self._token: Token[Ledger | None] | None = None
+        self._handles: dict[int, Any] = {}
+        self._keys: dict[Mesh, MeshKey] = {}
+        self._start_step()
+
+    def _start_step(self) -> None:
+        self._log = Log()
+        self._calls: Counter[tuple[str, str]] = Counter()
+        # position of an event -> what to finish its fingerprint from
+        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
+        self._hooks: list[Any] = []
+        self._expected: dict[int, tuple[str, Tensor]] = {}
+        self._got_gradient: set[int] = set()
+
+    def __enter__(self) -> "Verify":
+        super().__enter__()
+        self._mesh_at_start = current_mesh()
+        self._token = activate(_Record(self, active_ledger()))
+        if self._module is not None:
+            for name, parameter in self._module.named_parameters():
+                self._expect_gradient(name, parameter)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        assert self._token is not None
+        deactivate(self._token)
+        super().__exit__(*exception)
+        error = exception[1]
+        if error is None:
+            try:
+                self.check()
+            finally:
+                self._remove_hooks()
+            return
+        self._remove_hooks()
+        if not isinstance(error, PlacementError):
+            # The other ranks may be waiting in a collective: nothing can be exchanged.
+            error.add_note(f"verify: {self._last()}")
+
+    def check(self) -> None:
+        """Exchange and compare what all ranks logged since the last check.
+
+        Every rank must call it. Raises PlacementError for the first crossing that lied.
+        """
+        log, parameters = self._finished_log(), self._module
+        for handle in self._hooks:
+            handle.remove()
+        self._start_step()
+        if parameters is not None:
+            for name, parameter in parameters.named_parameters():
+                self._expect_gradient(name, parameter)
+        mesh = current_mesh() or self._mesh_at_start
+        if mesh is not None and mesh.device_mesh is None:
+            return
+        lie = first_lie(from_all_ranks(mesh, log))
+        if lie is not None:
+            raise lie
+
+    def crossing(
+        self, where: str, name: str | None, x: Tensor, found: TensorType | None
+    ) -> None:
+        """Log what `x` is claimed to be, and watch for its gradient."""
+        if found is None or found.mesh.device_mesh is None:
+            return
+        letters = {t.letter for t in found.types}
+        if letters <= {"V"}:
+            return
+        site, called = f"{where} at {caller()}", name or name_of(x) or "x"
+        self._calls[site, called] += 1
+        call = self._calls[site, called]
+        with unseen(), torch.no_grad():
+            known = self._known(x)
+            if letters & set("RIS"):
+                projected = known if letters & set("RI") else None
+                claims = _claims(x, found)
+                self._add(VALUE, site, call, called, found.mesh, claims, x, projected)
+            if x.requires_grad and letters & set("IP") and not self._is_seen(x):
+                x_hook = self._gradient_hook(site, call, called, found)
+                self._hooks.append(x.register_hook(x_hook))
+            self._seen[id(x)] = weakref.ref(x), version_of(x), known
+
+    def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
+        """A module with declared parameters is called: they cross once a step."""
+        if not self._is_seen(x):
+            self.crossing(type(module).__name__, name, x, tags.get(x))
+        if torch.is_grad_enabled() and self._module is None:
+            self._expect_gradient(f"{type(module).__name__}.{name}", x)
+
+    def _is_seen(self, x: Tensor) -> bool:
+        seen = self._seen.get(id(x))
+        return seen is not None and seen[0]() is x and seen[1] == version_of(x)
+
+    def _known(self, x: Tensor) -> Tensor:
+        projected = self._seen[id(x)][2] if self._is_seen(x) else None
+        return project(x) if projected is None else projected
+
+    def _add(
+        self,
+        kind: str,
+        where: str,
+        call: int,
+        name: str,
+        mesh: Mesh,
+        claims: dict[str, Claim],
+        x: Tensor,
+        projected: Tensor | None,
+        cause: str = "",
+    ) -> None:
+        if projected is not None:
+            # Read at the end of the step: a device would have to be waited for.
+            self._pending[len(self._log.events)] = projected, x.detach()
+        key = self._key(mesh)
+        self._log.events.append(Event(kind, where, call, name, key, claims, None, cause))
+
+    def _key(self, mesh: Mesh) -> MeshKey:
+        if mesh not in self._keys:
+            self._keys[mesh] = MeshKey.of(mesh)
+        return self._keys[mesh]
+
+    def _gradient_hook(
+        self, where: str, call: int, name: str, found: TensorType
+    ) -> Callable[[Tensor], None]:
+        causes = {axis: t.letter for axis, t in found.items() if t.letter in "IP"}
+        duals = found.dual()
+
+        def log(grad: Tensor) -> None:
+            with unseen(), torch.no_grad():
+                projected = project(grad)
+                for letter in dict.fromkeys(causes.values()):
+                    claims = {a: Claim(duals[a].letter) for a in causes if causes[a] == letter}
+                    self._add(
+                        GRADIENT, where, call, name, found.mesh, claims, grad, projected,
+                        letter,
+                    )  # fmt: skip
+
+        return log
+
+    def _expect_gradient(self, name: str, parameter: Tensor) -> None:
+        if not (parameter.requires_grad and parameter.is_leaf):
+            return
+        key = id(parameter)
+        self._expected.setdefault(key, (name, parameter))
+        if key not in self._handles:
+
+            def got(parameter: Tensor) -> None:
+                self._got_gradient.add(key)
+
+            self._handles[key] = parameter.register_post_accumulate_grad_hook(got)
+
+    def _finished_log(self) -> Log:
+        log = self._log
+        if self._pending:
+            device = next(iter(self._pending.values()))[0].device
+            rows = [p.to(device, torch.float64) for p, _ in self._pending.values()]
+            numbers = torch.stack(rows).tolist()
+            for (at, (_, x)), (projection, square) in zip(
+                self._pending.items(), numbers, strict=True
+            ):
+                found = Fingerprint(
+                    tuple(x.shape), short_dtype(dtype_name(x)), projection, square**0.5,
+                    tolerance(x, self._rtol),
+                )  # fmt: skip
+                log.events[at] = log.events[at]._replace(fingerprint=found)
+        log.backward_ran = bool(self._got_gradient)
+        log.without_gradient = [
+            name
+            for key, (name, _) in self._expected.items()
+            if key not in self._got_gradient
+        ]
+        return log
+
+    def note(self, entry: Entry) -> None:
+        """A collective runs."""
+        mesh = current_mesh() or self._mesh_at_start
+        if mesh is None or mesh.device_mesh is None:
+            return
+        kind = f"{entry.kind}{' (backward)' * entry.backward}"
+        claims = {entry.axis: Claim("P")}
+        event = Event(COLLECTIVE, entry.caller, 0, kind, self._key(mesh), claims)
+        self._log.events.append(event)
+
+    def _last(self) -> str:
+        crossings = [e for e in self._log.events if e.kind != COLLECTIVE]
+        sent = [e for e in self._log.events if e.kind == COLLECTIVE]
+        last = f"{crossings[-1].where}: {crossings[-1].name}" if crossings else "none"
+        collective = f"{sent[-1].name} at {sent[-1].where}" if sent else "none"
+        return (
+            f"the last crossing on this rank was {last}; it had started {len(sent)} "
+            f"collectives, the last one {collective}"
+        )
+
+    def _remove_hooks(self) -> None:
+        for handle in [*self._hooks, *self._handles.values()]:
+            handle.remove()
+        self._hooks, self._handles = [], {}
+
+
+class _Record(Ledger):
+    """A ledger that also writes to the log, so that collectives have their place in it."""
+
+    def __init__(self, mode: Verify, outer: Ledger | None) -> None:
+        super().__init__(outer=outer)
+        self._mode = mode
+
+    def add(self, entry: Entry) -> None:
+        super().add(entry)
+        self._mode.note(entry)
+
+
+def _claims(x: Tensor, found: TensorType) -> dict[str, Claim]:
+    claims: dict[str, Claim] = {}
+    for axis, t in found.items():
+        if isinstance(t, Shard):
+            assert t.extent is not None
+            held = x.shape[t.dim]
+            claims[axis] = Claim("S", t.dim, t.extent.sizes, held)
+        elif t.letter in "RI":
+            claims[axis] = Claim(t.letter)
+    return claims

@@ -1,0 +1,37 @@
+"""THE legend of dimension letters, and the shapes that signatures name.
+
+    B  batch               L  sequence            T  tokens held here
+    D  model               F  hidden of an expert H  hidden of the shared experts
+    K  choices per token   N  slots, T * K        M  rows received here
+    E  experts in all      G  experts held here   W  ranks on the expert axis
+
+A name ends in the letters of its tensor's dims: `x_TD`. A *token* is a row of `x_TD`; a
+*slot* is a (token, choice) pair; a *row* is a slot's copy at its expert's rank; a *gate* is
+the weight on it; a *plan* is what undoes dispatch. R, I, V, P and S are no dims: they are
+placements.
+"""
+
+from typing import TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+X: TypeAlias = Float[Tensor, "*B L D"]
+TD: TypeAlias = Float[Tensor, "T D"]
+TE: TypeAlias = Float[Tensor, "T E"]
+TK: TypeAlias = Float[Tensor, "T K"]
+ND: TypeAlias = Float[Tensor, "N D"]
+MD: TypeAlias = Float[Tensor, "M D"]
+ED: TypeAlias = Float[Tensor, "E D"]
+HD: TypeAlias = Float[Tensor, "H D"]
+DH: TypeAlias = Float[Tensor, "D H"]
+GFD: TypeAlias = Float[Tensor, "G F D"]
+GDF: TypeAlias = Float[Tensor, "G D F"]
+FloatE: TypeAlias = Float[Tensor, " E"]
+
+IdsTK: TypeAlias = Int[Tensor, "T K"]
+IndexN: TypeAlias = Int[Tensor, " N"]
+IndexM: TypeAlias = Int[Tensor, " M"]
+CountsE: TypeAlias = Int[Tensor, " E"]
+CountsG: TypeAlias = Int[Tensor, " G"]
+CountsWG: TypeAlias = Int[Tensor, "W G"]

@@ -1,0 +1,47 @@
+"""The two presentations of the ranks: dense for activations, sparse for experts."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from placements import Mesh, current_mesh
+from placements.mesh import as_mesh
+from spmd_moe.config import Parallel
+
+ONE_DEVICE = Mesh({})
+
+
+def dense_mesh(parallel: Parallel) -> Mesh:
+    """The current mesh, which must be the dense one; no mesh will do for one rank."""
+    mesh = current_mesh() or ONE_DEVICE
+    wanted = parallel.dense_mesh()
+    sizes = {axis: n for axis, n in mesh.sizes.items() if n > 1}
+    if sizes != {axis: n for axis, n in wanted.items() if n > 1}:
+        raise ValueError(
+            f"the current mesh ({mesh!r}) must have the sizes of the layer, {wanted}: "
+            "with set_current_mesh(mesh): ..."
+        )
+    return mesh
+
+
+def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
+    """The axes (edp, ep, etp) over the ranks of `dense`, in the same order.
+
+    Over a DeviceMesh this makes process groups, which all ranks must do together; layers
+    can share the result.
+    """
+    sizes = parallel.sparse_mesh()
+    if dense.device_mesh is not None:
+        ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
+        kind = dense.device_mesh.device_type
+        return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
+    return Mesh(sizes, _coordinate(sizes, dense))
+
+
+def _coordinate(sizes: Mapping[str, int], dense: Mesh) -> dict[str, int]:
+    rank = 0
+    for axis, size in dense.sizes.items():
+        rank = rank * size + dense.coordinate[axis]
+    place = torch.unravel_index(torch.tensor(rank), tuple(sizes.values()))
+    return {axis: int(at) for axis, at in zip(sizes, place, strict=True)}
