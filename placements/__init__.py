@@ -9,10 +9,17 @@ transitions, moves      table of collectives and casts; running them, with their
 collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
 propagate, guards       the mode that checks every op; the doors that it does not see
 declarations, typed        types on tensors and modules; types in signatures
+parameters              the declared types of a module's parameters; what follows from them:
+                        gradients, clipping, checkpoint; averages over split dims
+verify                  compares values across ranks (fingerprints, crosscheck, exchange)
 errors, suggest         one exception, one format, fixes that were tried
 """
 
 from placements.annotations import On as On
+from placements.averages import global_mean as global_mean
+from placements.checkpoint import global_state_dict as global_state_dict
+from placements.checkpoint import load_global_state_dict as load_global_state_dict
+from placements.clipping import clip_grad_norm_ as clip_grad_norm_
 from placements.collectives import all_gather as all_gather
 from placements.collectives import all_reduce as all_reduce
 from placements.collectives import all_to_all as all_to_all
@@ -29,6 +36,8 @@ from placements.extents import Even as Even
 from placements.extents import Folded as Folded
 from placements.extents import Padded as Padded
 from placements.extents import Ragged as Ragged
+from placements.gradients import gradient_axes as gradient_axes
+from placements.gradients import reduce_gradients as reduce_gradients
 from placements.index import Index as Index
 from placements.index_maps import to_global as to_global
 from placements.index_maps import to_local as to_local
@@ -53,3 +62,4 @@ from placements.types import S as S
 from placements.types import Shard as Shard
 from placements.types import V as V
 from placements.types import Varying as Varying
+from placements.verify import verify as verify

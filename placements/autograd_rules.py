@@ -110,10 +110,10 @@ def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """x.grad: the gradient has the dual of the type of x."""
+    """x.grad: the gradient has the dual of the type of x, until it is reduced."""
     grad = func(*args, **kwargs)
     known = tags.get(args[0])
-    if isinstance(grad, Tensor) and known is not None:
+    if isinstance(grad, Tensor) and known is not None and tags.get(grad) is None:
         tags.put(grad, known.dual())
     return grad
 

@@ -34,7 +34,9 @@ def global_mean(
     """
     dst = as_axis_type(dst)
     if dst.letter not in "IRP":
-        raise ValueError(f"global_mean: dst={dst!r}, must be I, R or P: a mean is one value")
+        raise ValueError(
+            f"global_mean: dst={dst!r}, must be I, R or P: a mean is one value"
+        )
     # A Partial divided by a count is Partial only if all ranks divide by the same.
     count_dst = R if dst.letter == "P" else dst
     for axis in (axes,) if isinstance(axes, str) else tuple(axes):

@@ -21,7 +21,7 @@ from placements.ledger import active_ledger
 from placements.mesh import Mesh, current_mesh
 from placements.moves import Cut, Move, apply
 from placements.retype import retyped, shifted
-from placements.state import current, suspended
+from placements.state import current, observer, suspended
 from placements.tensor_type import TensorType, make
 from placements.torch_private import unseen
 from placements.transitions import Transition, choices, find
@@ -189,8 +189,14 @@ def _transition(
         if row is None or (line.size == 1 and row.action not in _RESHAPES):
             return x
         return apply(_untyped_move(row, x, line, src, dst, new_dim, sends, receives), x)
+    watcher = observer()
+    if watcher is not None:
+        watcher.crossing(call, None, x, tags.get(x))
     with unseen(), suspended():
-        return _checked(call, row, x, line, mesh, src, dst, new_dim, sends, receives)
+        moved = _checked(call, row, x, line, mesh, src, dst, new_dim, sends, receives)
+    if watcher is not None and moved is not x:
+        watcher.crossing(call, "result", moved, tags.get(moved))
+    return moved
 
 
 # Actions that add or take away a dim do so on one rank too.

@@ -87,12 +87,11 @@ def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
     lies = sorted(_lies(logs), key=lambda lie: lie.position)
     if not lies:
         return _without_gradient(logs)
-    first, rest = lies[0].error, lies[1:]
-    if rest:
-        places = list(dict.fromkeys(f"{lie.error.where}: {lie.error.name}" for lie in rest))
-        later = [place for place in places if place != f"{first.where}: {first.name}"]
-        first.add_note(f"later findings, which may follow from it: {'; '.join(later[:5])}")
-    return first
+    # What lies once often shows on several axes and at later crossings.
+    first, *later = dict.fromkeys(f"{lie.error.where}: {lie.error.name}" for lie in lies)
+    if later:
+        lies[0].error.add_note(f"after {first}, also at {'; '.join(later[:5])}")
+    return lies[0].error
 
 
 def _lies(logs: Mapping[int, Log]) -> Iterator[Lie]:
@@ -148,7 +147,7 @@ def _collectives(axis: str, numbered: Numbered) -> Iterator[Lie]:
 
 def _crossings(axis: str, numbered: Numbered) -> Iterator[Lie]:
     by_key = [
-        {e[:2] + (e.call, e.name): (k, e) for k, e in events if e.kind != COLLECTIVE}
+        {(*e[:2], e.call, e.name): (k, e) for k, e in events if e.kind != COLLECTIVE}
         for events in numbered.values()
     ]
     for key in dict.fromkeys(key for found in by_key for key in found):
@@ -194,7 +193,8 @@ def _contradiction(axis: str, events: Mapping[int, Event]) -> PlacementError | N
         if (mine.letter, mine.dim) != (theirs.letter, theirs.dim):
             return _error(axis, events, first, f"{mine}", f"{theirs} on rank {rank}")
         if mine.letter == "S":
-            if mine.sizes != theirs.sizes:
+            held = tuple(event.claims[axis].held for event in events.values())
+            if mine.sizes != theirs.sizes or held != mine.sizes:
                 return _extents(axis, events, first)
         elif mine.letter in "RI":
             assert first.fingerprint is not None and other.fingerprint is not None

@@ -10,7 +10,7 @@ from placements.callsite import caller, name_of
 from placements.describe import checked_mesh, described, type_or_error
 from placements.errors import PlacementError, mismatch
 from placements.index import Index
-from placements.state import current
+from placements.state import current, observer
 from placements.tensor_type import TensorType, declared
 from placements.torch_private import unseen
 from placements.types import Shard, TypesLike, as_axis_type
@@ -31,11 +31,18 @@ def assert_type(x: Tensor, types: TypesLike, *, index: Index | None = None) -> T
         known = tags.get(x)
         if known is None or known.fresh is not None:
             tags.put(x, declared(checked_mesh(), types, tuple(x.shape), index))
-            return x
-        _check(x, known, types)
-        if index is not None:
-            tags.put(x, known.with_index(index))
+        else:
+            _check(x, known, types)
+            if index is not None:
+                tags.put(x, known.with_index(index))
+        _observe("assert_type", None, x)
     return x
+
+
+def _observe(where: str, name: str | None, x: Tensor) -> None:
+    watcher = observer()
+    if watcher is not None:
+        watcher.crossing(where, name, x, tags.get(x))
 
 
 def _check(x: Tensor, known: TensorType, types: TypesLike) -> None:
@@ -95,6 +102,9 @@ def stamp(module: nn.Module) -> None:
         for name, types in declarations(module).items():
             tensor = getattr(module, name)
             tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
+            watcher = observer()
+            if watcher is not None:
+                watcher.stamped(module, name, tensor)
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
@@ -146,6 +156,7 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
         )
     known = type_or_error(arg, "region")
     _check(arg, known, given)
+    _observe("region", None, arg)
     for axis, t in known.dual().items():
         said = as_axis_type(grad[axis]) if axis in grad else None
         if said != t:
@@ -170,3 +181,4 @@ def _check_results(result: Any, outs: Any) -> None:
             tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
         else:
             _check(tensor, type_or_error(tensor, "region"), types)
+        _observe("region", "result", tensor)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from placements.describe import short_dtype
+
 # Weights are drawn once for so many elements, and combined for longer tensors: memory
 # does not grow with the tensor.
 _BLOCK = 1 << 14
@@ -34,6 +36,20 @@ class Fingerprint(NamedTuple):
     projection: float
     norm: float
     tolerance: float
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        projection: float,
+        square: float,
+        rtol: float | None,
+    ) -> "Fingerprint":
+        """From what `project` gave; `rtol` in place of what rounding may do."""
+        apart = _TOLERANCES.get(dtype, 1e-12) if rtol is None else rtol
+        name = short_dtype(str(dtype).removeprefix("torch."))
+        return cls(shape, name, projection, square**0.5, apart)
 
     def agrees(self, other: "Fingerprint") -> bool:
         if self.shape != other.shape or self.dtype != other.dtype:
@@ -81,8 +97,3 @@ def _dot(flat: Tensor, weights: Tensor) -> Tensor:
     rest = torch.dot(tail, weights[: tail.numel()])
     # Other weights for the rows, or a matrix and its transpose would look the same.
     return _dot(torch.cat([by_row, rest[None]]), weights.flip(0))
-
-
-def tolerance(x: Tensor, rtol: float | None) -> float:
-    """How far apart two ranks' values may be, relative to the norm."""
-    return _TOLERANCES.get(x.dtype, 1e-12) if rtol is None else rtol

@@ -6,6 +6,7 @@ the loss (`global_mean`), so that gradients do not depend on how ranks are split
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from placements.parameters import (
 )
 from placements.state import observer, suspended
 from placements.tensor_type import TensorType
-from placements.torch_private import unseen
+from placements.torch_private import on_accumulation, unseen
 from placements.transitions import find
 from placements.types import P, R
 
@@ -62,7 +63,9 @@ def reduce_gradients(module: nn.Module, *, meshes: Meshes = None) -> None:
                     watcher.crossing("reduce_gradients", held.name, held.tensor.grad, found)
 
 
-def gradient_axes(module: nn.Module, *, meshes: Meshes = None) -> dict[str, tuple[str, ...]]:
+def gradient_axes(
+    module: nn.Module, *, meshes: Meshes = None
+) -> dict[str, tuple[str, ...]]:
     """Parameter name -> the mesh axes over which its gradient must be summed.
 
     For those who reduce by other means. FSDP2 averages unless told otherwise:
@@ -183,10 +186,10 @@ def _reduce(bucket: list[Due]) -> None:
     for axis in axes:
         line = line_of(held.type.mesh, axis)
         total = Move(_SUM, line, record=active_ledger(), site=site).run(total)
-    sums = total.split([part.numel() for part in [*flat, present]])
-    counts = sums[-1].tolist()
+    sums = torch.split(total, [part.numel() for part in [*flat, present]])
+    counts = cast(list[float], cast(Any, sums[-1]).tolist())
     for (held, _), grad, part, value, count in zip(
-        bucket, grads, like, sums[:-1], counts, strict=False
+        bucket, grads, like, sums[:-1], counts, strict=True
     ):
         if grad is not None:
             grad.copy_(value.view_as(grad))
@@ -220,4 +223,4 @@ def _mark(held: Held, axes: tuple[str, ...]) -> None:
             tags.put_gradient_state(grad, ADDED_TO)
         handle.remove()
 
-    handle = parameter.register_post_accumulate_grad_hook(accumulated)
+    handle = on_accumulation(parameter, accumulated)

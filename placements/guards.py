@@ -37,6 +37,10 @@ TYPED_CALLS: tuple[tuple[str, str], ...] = (
 # Functions of torch whose backward is the backward of the checked ops inside them.
 TRANSPARENT = frozenset({"CheckpointFunction"})
 
+# Start of the names that torch gives the Function inside a custom op: the op itself is in
+# the table, or it would have been refused.
+OF_A_CUSTOM_OP = "GeneratedBackwardFor_"
+
 _lock = threading.Lock()
 _watchers = 0
 _undo: list[Callable[[], None]] = []
@@ -73,11 +77,15 @@ def _watch_functions() -> None:
     original: Any = torch.autograd.Function.__dict__["apply"].__func__
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if current.mode is None or current.mode.lenient or cls.__name__ in TRANSPARENT:
+        if current.mode is None or current.mode.lenient or _is_transparent(cls):
             return original(cls, *args, **kwargs)
         return _checked_apply(original, cls, args, kwargs)
 
     _replace(torch.autograd.Function, "apply", classmethod(apply))
+
+
+def _is_transparent(cls: Any) -> bool:
+    return cls.__name__ in TRANSPARENT or cls.__name__.startswith(OF_A_CUSTOM_OP)
 
 
 def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:

@@ -1,9 +1,10 @@
-"""`to_global` and `to_local`: change which rows an integer tensor counts.
+"""`row_numbers`, `to_global`, `to_local`: make an index, or change which rows it counts.
 
 This is the only arithmetic that keeps an index an index: which rows a rank holds is
 read from the extent, never computed by hand from rank and length.
 """
 
+import torch
 from torch import Tensor
 
 from placements import tags
@@ -14,7 +15,30 @@ from placements.extents import Extent
 from placements.index import Computed, Index
 from placements.mesh import current_mesh
 from placements.state import current
+from placements.tensor_type import TensorType, make
 from placements.torch_private import unseen
+from placements.types import AxisType, R, Shard, V
+
+
+def row_numbers(x: Tensor, dim: int) -> Tensor:
+    """Any tensor -> the numbers of its rows along `dim`, an index of just those rows.
+
+    Where `dim` is cut they count this rank's own rows and are cut as `dim` is.
+    """
+    with unseen():
+        rows = torch.arange(x.shape[dim], device=x.device)
+        if current.mode is not None:
+            known = type_or_error(x, "row_numbers")
+            tags.put(rows, _numbers_type(known, dim % x.dim(), x.shape[dim]))
+    return rows
+
+
+def _numbers_type(known: TensorType, dim: int, size: int) -> TensorType:
+    cuts = known.cuts(dim)
+    types: dict[str, AxisType] = {axis: Shard(0, extent) for axis, extent in cuts}
+    for axis, t in known.items():
+        types.setdefault(axis, V if t == V else R)
+    return make(known.mesh, types, Index.of_cuts(cuts) if cuts else Index(size))
 
 
 def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
@@ -25,9 +49,14 @@ def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
     with unseen():
         rows = extent.over(ranks).to_global(index, rank)
         if ranks > 1:
-            _tag_as(
-                rows, index, "to_global", Index(extent.over(ranks), axis), Index(extent)
-            )
+            counts = Index(extent.over(ranks), axis)
+            known = type_or_error(index, "to_global").index if current.mode else None
+            becomes = Index(extent)
+            if isinstance(known, Index) and known.cuts[-1:] == counts.cuts:
+                # Rows cut over outer axes too: they are still this rank's rows of those.
+                counts = known
+                becomes = Index.of_cuts(known.cuts[:-1]) if known.cuts[1:] else becomes
+            _tag_as(rows, index, "to_global", counts, becomes)
     return rows
 
 

@@ -7,7 +7,7 @@ lockstep.
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
 
@@ -27,6 +27,12 @@ class Ledger:
     """The collectives of a step, in the order in which this rank ran them."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
+    outer: "Ledger | None" = None  # of a block around this one, which records too
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if self.outer is not None:
+            self.outer.add(entry)
 
     def counts(self) -> Counter[tuple[str, str]]:
         """How many collectives by (axis, kind)."""
@@ -42,12 +48,20 @@ _active: ContextVar[Ledger | None] = ContextVar("placements_ledger", default=Non
 @contextmanager
 def ledger() -> Generator[Ledger]:
     """Record every typed collective until the block ends, backward included."""
-    record = Ledger()
-    token = _active.set(record)
+    record = Ledger(outer=_active.get())
+    token = activate(record)
     try:
         yield record
     finally:
-        _active.reset(token)
+        deactivate(token)
+
+
+def activate(record: Ledger) -> Token[Ledger | None]:
+    return _active.set(record)
+
+
+def deactivate(token: Token[Ledger | None]) -> None:
+    _active.reset(token)
 
 
 def active_ledger() -> Ledger | None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch.distributed as dist
 
+from placements.torch_private import unseen
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -60,6 +62,9 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __deepcopy__(self, memo: object) -> "Mesh":
+        return self  # ranks and groups are not copied with a module that names them
+
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.sizes.items())})"
 
@@ -95,7 +100,8 @@ class Mesh:
         """The global ranks, row-major; what two presentations must share."""
         if self.device_mesh is None:
             return tuple(range(self.num_ranks))
-        return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
+        with unseen():
+            return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
 
 
 MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
@@ -126,11 +132,12 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
             "a mesh is a DeviceMesh with mesh_dim_names, or a mapping such as "
             f"{{'dp': 2, 'tp': 4}}; got {mesh!r}"
         )
-    place = mesh.get_coordinate()
+    with unseen():  # a mesh is first met inside typecheck() too, and holds tensors
+        place, shape = mesh.get_coordinate(), tuple(mesh.mesh.shape)
     if place is None:
         raise ValueError("this rank is not part of the DeviceMesh")
     made = Mesh(
-        dict(zip(names, mesh.mesh.shape, strict=True)),
+        dict(zip(names, shape, strict=True)),
         dict(zip(names, place, strict=True)),
         mesh,
     )

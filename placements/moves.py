@@ -51,7 +51,7 @@ class Move:
         if kind is not None and self.record is not None:
             nbytes = x.numel() * x.element_size()
             entry = Entry(self.line.axis, kind, nbytes, self.site, self.is_backward)
-            self.record.entries.append(entry)
+            self.record.add(entry)
         return _ACTIONS[self.row.action](self, x)
 
 

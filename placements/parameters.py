@@ -4,9 +4,9 @@ Gradient reduction, clipping and checkpoints read types here and nowhere else. T
 from declarations, which belong to modules, so all of it works with checking off.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -74,28 +74,33 @@ def saved_tensors(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[
     state = module.state_dict(keep_vars=True)
     extra = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if extra:
-        raise ValueError(f"{call}: {extra[0]!r} is extra state, which has no type to save by")
+        raise ValueError(
+            f"{call}: {extra[0]!r} is extra state, which has no type to save by"
+        )
     persistent = {id(tensor) for tensor in state.values()}
-    held: list[Held] = []
+    found: dict[int, Held] = {}
+    names: list[tuple[str, Tensor]] = []
     for name, tensor, said in _named(module):
         if id(tensor) in persistent:
-            one: dict[int, Held] = {}
-            _add(one, call, name, tensor, said, meshes)
-            held += _typed(one, call, meshes)
-    return held
+            _add(found, call, name, tensor, said, meshes)
+            names.append((name, tensor))
+    _typed(found, call, meshes)
+    return [Held(name, tensor, found[id(tensor)].type) for name, tensor in names]
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor, TypesLike | None]]:
-    for prefix, owner in module.named_modules(remove_duplicate=False):
+    modules = cast(Any, module).named_modules(remove_duplicate=False)
+    for prefix, owner in cast(Iterable[tuple[str, nn.Module]], modules):
+        path = f"{prefix}." if prefix else ""
         for wrapper in _WRAPPERS:
-            prefix = f"{prefix}.".replace(wrapper, "").removesuffix(".")
+            path = path.replace(wrapper, "")
         said = declarations(owner)
         own = (
             *owner.named_parameters(recurse=False, remove_duplicate=False),
             *owner.named_buffers(recurse=False, remove_duplicate=False),
         )
         for leaf, tensor in own:
-            yield f"{prefix}.{leaf}" if prefix else leaf, tensor, said.get(leaf)
+            yield path + leaf, tensor, said.get(leaf)
 
 
 def _add(

@@ -27,7 +27,7 @@ from placements.guards import doors_watched, raw_collective
 from placements.infer import SHAPES, Operand, Refusal
 from placements.mesh import Mesh, current_mesh
 from placements.ops import METADATA, OPS, READS, SOURCES, Op
-from placements.state import checkers, current
+from placements.state import Observer, checkers, current
 from placements.suggest import fixes
 from placements.tensor_type import TensorType
 from placements.torch_private import op_name
@@ -56,11 +56,14 @@ class Typecheck(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.lenient = False  # inside a region: what is not known stays untyped
+        self.observer: Observer | None = None
         self._mesh: Mesh | None = None
         self._memo = _memos.setdefault(NO_MESH, {})
 
     def __enter__(self) -> "Typecheck":
         self._outer = current.mode
+        if self._outer is not None and self.observer is None:
+            self.observer = self._outer.observer
         self._doors = doors_watched()
         self._doors.__enter__()
         checkers.count += 1

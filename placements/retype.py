@@ -15,6 +15,12 @@ INNER_FIRST = (
 )
 
 
+OUTER_FIRST = (
+    "another axis cuts this dim further out, and its pieces are made of these; forget the "
+    "outer cut first"
+)
+
+
 def retyped(
     row: Transition,
     x: Operand,
@@ -52,6 +58,8 @@ def retyped(
                         other, x, "Varying",
                     )  # fmt: skip
             shape[0] = sum(receives) if receives is not None else shape[0]
+        case "same" if isinstance(src, Shard) and x.type.order(src.dim)[0] != axis:
+            raise Refusal(OUTER_FIRST, axis, x, "the outermost cut of the dim")
         case _:
             pass
     if row.action in ("cut", "sum and cut", "recut"):
@@ -63,6 +71,9 @@ def retyped(
         shape[dst.dim] = dst.extent.local_size(rank)
     elif isinstance(dst, Shard):
         dst = _claimed(dst, shape, mesh.sizes[axis], rank, x, axis)
+        # What is joined along the inner cuts is a piece of the new one.
+        new_type = make(mesh, {axis: dst, **others}, _index_after(row, x.type.index))
+        return Operand(new_type, tuple(shape), x.dtype, x.position)
     new_type = make(mesh, {**others, axis: dst}, _index_after(row, x.type.index))
     return Operand(new_type, tuple(shape), x.dtype, x.position)
 
@@ -88,13 +99,14 @@ def _bound(dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str) 
 def _claimed(
     dst: Shard, shape: Sequence[int], ranks: int, rank: int, x: Operand, axis: str
 ) -> Shard:
-    """A cut that is claimed of rows already held."""
+    """A cut that is claimed of rows already held, outside the cuts that the dim has."""
     dim = dst.dim % len(shape)
-    extent = (dst.extent or Padded(shape[dim] * ranks)).over(ranks)
-    if extent.local_size(rank) != shape[dim]:
+    rows = x.type.global_size(dim, shape[dim])
+    extent = (dst.extent or Padded(rows * ranks)).over(ranks)
+    if extent.local_size(rank) != rows:
         raise Refusal(
             f"{extent!r} gives rank {rank} {extent.local_size(rank)} rows, but the dim "
-            f"has {shape[dim]}",
+            f"has {rows}",
             axis, x, repr(extent),
         )  # fmt: skip
     return Shard(dim, extent)

@@ -3,16 +3,20 @@
 - `unseen()`: torch functions called inside are seen by no mode and no subclass.
 - `op_name`: the qualified name of an operator of `torch.ops`.
 - `version_of`: how often a tensor's memory was written in place.
+- `on_accumulation`, `on_gradient`: hooks, whose signatures torch leaves open.
+- `in_backward`: whether a backward pass is running in this thread.
 - `functional`: the collectives under torch's functional ones, which compile, the fake
   backend and autograd all accept.
 """
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 unseen: Any = torch._C.DisableTorchFunction
 
@@ -30,3 +34,18 @@ def op_name(func: object) -> str | None:
 
 def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def on_accumulation(leaf: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `hook(leaf)` each time backward has added to the gradient of a leaf."""
+    return leaf.register_post_accumulate_grad_hook(hook)
+
+
+def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `hook(gradient)` each time backward has the gradient of a tensor."""
+    return tensor.register_hook(hook)
+
+
+def in_backward() -> bool:
+    """Whether autograd is at work, as it is when a checkpoint computes again."""
+    return torch._C._current_graph_task_id() != -1

@@ -28,7 +28,7 @@ from placements.annotations import On, Variable
 from placements.declarations import remember, stamp
 from placements.describe import checked_mesh, dtype_name, short_dtype
 from placements.errors import Fix, PlacementError
-from placements.state import checkers, current
+from placements.state import checkers, current, observer
 from placements.suggest import change
 from placements.tensor_type import TensorType
 from placements.torch_private import unseen
@@ -187,6 +187,7 @@ class _Checks:
         self.variables: dict[str, tuple[AxisType, str]] = {}
         self.failures: list[_Failure] = []
         self.tensors: list[str] = []
+        self.crossed: list[tuple[str, Tensor, TensorType]] = []
 
     def value(self, name: str, value: Any, hint: Any) -> None:
         """Check one value, tensors inside it included."""
@@ -266,6 +267,7 @@ class _Checks:
                     f"declare it with assert_type",
                 )
             return
+        self.crossed.append((name, value, known))
         for on in ons:
             for axis, pattern in on.patterns(self.arguments).items():
                 self._axis(name, known, value.dim(), axis, pattern)
@@ -317,8 +319,13 @@ class _Checks:
         self.failures.append(_Failure(name, text, axis, expected, actual, fix))
 
     def finish(self) -> None:
-        """Raise one error for all that failed."""
+        """Raise one error for all that failed; else tell who watches values."""
         if not self.failures:
+            watcher = observer()
+            for name, value, known in self.crossed if watcher is not None else ():
+                assert watcher is not None
+                watcher.crossing(self.where, name, value, known)
+            self.crossed.clear()
             return
         first = self.failures[0]
         texts = [f"{failure.name} {failure.text}" for failure in self.failures]

@@ -10,10 +10,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextvars import Token
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from placements import tags
 from placements.callsite import caller, name_of
@@ -27,15 +28,14 @@ from placements.crosscheck import (
     MeshKey,
     first_lie,
 )
-from placements.describe import dtype_name, short_dtype
 from placements.errors import PlacementError
 from placements.exchange import from_all_ranks
-from placements.fingerprints import Fingerprint, project, tolerance
+from placements.fingerprints import Fingerprint, project
 from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
 from placements.mesh import Mesh, current_mesh
 from placements.propagate import Typecheck
 from placements.tensor_type import TensorType
-from placements.torch_private import unseen, version_of
+from placements.torch_private import on_accumulation, on_gradient, unseen, version_of
 from placements.types import Shard
 
 
@@ -49,13 +49,15 @@ def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Ve
     that took part got a gradient (with `module`, every one of its parameters); all ranks
     ran the same collectives. `rtol` is what rounding may do, relative to the norm.
 
-    Communicates: one exchange of logs when the block ends, or at `check()` once a step.
+    Communicates: one exchange of logs when the block ends; a block of several steps may
+    call `check()`, on every rank, after each.
     Raises PlacementError, the same on all ranks, for the first crossing that lied.
 
-        with verify() as step:
-            for batch in batches:
-                train(batch)
-                step.check()
+        with verify():
+            loss = model(batch)
+            loss.backward()
+            reduce_gradients(model)
+        optimizer.step()
     """
     return Verify(module, rtol)
 
@@ -70,7 +72,7 @@ class Verify(Typecheck):
         self._module = module
         self._mesh_at_start: Mesh | None = None
         self._token: Token[Ledger | None] | None = None
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, RemovableHandle] = {}
         self._keys: dict[Mesh, MeshKey] = {}
         self._start_step()
 
@@ -78,9 +80,9 @@ class Verify(Typecheck):
         self._log = Log()
         self._calls: Counter[tuple[str, str]] = Counter()
         # position of an event -> what to finish its fingerprint from
-        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
+        self._pending: dict[int, tuple[Tensor, tuple[int, ...], torch.dtype]] = {}
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self._expected: dict[int, tuple[str, Tensor]] = {}
         self._got_gradient: set[int] = set()
 
@@ -88,9 +90,7 @@ class Verify(Typecheck):
         super().__enter__()
         self._mesh_at_start = current_mesh()
         self._token = activate(_Record(self, active_ledger()))
-        if self._module is not None:
-            for name, parameter in self._module.named_parameters():
-                self._expect_gradient(name, parameter)
+        self._expect_gradients()
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -114,13 +114,12 @@ class Verify(Typecheck):
 
         Every rank must call it. Raises PlacementError for the first crossing that lied.
         """
-        log, parameters = self._finished_log(), self._module
+        with unseen():
+            log = self._finished_log()
         for handle in self._hooks:
             handle.remove()
         self._start_step()
-        if parameters is not None:
-            for name, parameter in parameters.named_parameters():
-                self._expect_gradient(name, parameter)
+        self._expect_gradients()
         mesh = current_mesh() or self._mesh_at_start
         if mesh is not None and mesh.device_mesh is None:
             return
@@ -141,15 +140,14 @@ class Verify(Typecheck):
         self._calls[site, called] += 1
         call = self._calls[site, called]
         with unseen(), torch.no_grad():
-            known = self._known(x)
+            projected = self._known(x) if letters & set("RI") else None
             if letters & set("RIS"):
-                projected = known if letters & set("RI") else None
                 claims = _claims(x, found)
                 self._add(VALUE, site, call, called, found.mesh, claims, x, projected)
             if x.requires_grad and letters & set("IP") and not self._is_seen(x):
                 x_hook = self._gradient_hook(site, call, called, found)
-                self._hooks.append(x.register_hook(x_hook))
-            self._seen[id(x)] = weakref.ref(x), version_of(x), known
+                self._hooks.append(on_gradient(x, x_hook))
+            self._seen[id(x)] = weakref.ref(x), version_of(x), projected
 
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
         """A module with declared parameters is called: they cross once a step."""
@@ -180,7 +178,8 @@ class Verify(Typecheck):
     ) -> None:
         if projected is not None:
             # Read at the end of the step: a device would have to be waited for.
-            self._pending[len(self._log.events)] = projected, x.detach()
+            at = len(self._log.events)
+            self._pending[at] = projected, tuple(x.shape), x.dtype
         key = self._key(mesh)
         self._log.events.append(Event(kind, where, call, name, key, claims, None, cause))
 
@@ -199,13 +198,20 @@ class Verify(Typecheck):
             with unseen(), torch.no_grad():
                 projected = project(grad)
                 for letter in dict.fromkeys(causes.values()):
-                    claims = {a: Claim(duals[a].letter) for a in causes if causes[a] == letter}
+                    claims = {
+                        a: Claim(duals[a].letter) for a in causes if causes[a] == letter
+                    }
                     self._add(
                         GRADIENT, where, call, name, found.mesh, claims, grad, projected,
                         letter,
                     )  # fmt: skip
 
         return log
+
+    def _expect_gradients(self) -> None:
+        if self._module is not None:
+            for name, parameter in self._module.named_parameters():
+                self._expect_gradient(name, parameter)
 
     def _expect_gradient(self, name: str, parameter: Tensor) -> None:
         if not (parameter.requires_grad and parameter.is_leaf):
@@ -217,21 +223,18 @@ class Verify(Typecheck):
             def got(parameter: Tensor) -> None:
                 self._got_gradient.add(key)
 
-            self._handles[key] = parameter.register_post_accumulate_grad_hook(got)
+            self._handles[key] = on_accumulation(parameter, got)
 
     def _finished_log(self) -> Log:
         log = self._log
         if self._pending:
             device = next(iter(self._pending.values()))[0].device
-            rows = [p.to(device, torch.float64) for p, _ in self._pending.values()]
-            numbers = torch.stack(rows).tolist()
-            for (at, (_, x)), (projection, square) in zip(
+            rows = [p.to(device, torch.float64) for p, _, _ in self._pending.values()]
+            numbers: list[list[float]] = cast(Any, torch.stack(rows)).tolist()
+            for (at, (_, shape, dtype)), (projection, square) in zip(
                 self._pending.items(), numbers, strict=True
             ):
-                found = Fingerprint(
-                    tuple(x.shape), short_dtype(dtype_name(x)), projection, square**0.5,
-                    tolerance(x, self._rtol),
-                )  # fmt: skip
+                found = Fingerprint.of(shape, dtype, projection, square, self._rtol)
                 log.events[at] = log.events[at]._replace(fingerprint=found)
         log.backward_ran = bool(self._got_gradient)
         log.without_gradient = [
@@ -243,7 +246,9 @@ class Verify(Typecheck):
 
     def note(self, entry: Entry) -> None:
         """A collective runs."""
-        mesh = current_mesh() or self._mesh_at_start
+        # In backward the mesh of the forward call may not be current any more.
+        known = (current_mesh(), *self._keys, self._mesh_at_start)
+        mesh = next((m for m in known if m is not None and entry.axis in m.sizes), None)
         if mesh is None or mesh.device_mesh is None:
             return
         kind = f"{entry.kind}{' (backward)' * entry.backward}"
@@ -283,9 +288,11 @@ def _claims(x: Tensor, found: TensorType) -> dict[str, Claim]:
     claims: dict[str, Claim] = {}
     for axis, t in found.items():
         if isinstance(t, Shard):
-            assert t.extent is not None
-            held = x.shape[t.dim]
-            claims[axis] = Claim("S", t.dim, t.extent.sizes, held)
+            cuts = found.cuts(t.dim)
+            at = [cut_by for cut_by, _ in cuts].index(axis)
+            # A piece that is cut again is held by several ranks together.
+            held = cuts[at + 1][1].total if at + 1 < len(cuts) else x.shape[t.dim]
+            claims[axis] = Claim("S", t.dim, cuts[at][1].sizes, held)
         elif t.letter in "RI":
             claims[axis] = Claim(t.letter)
     return claims

@@ -101,9 +101,9 @@ class Parallel:
     """How many ranks each axis has: dense mesh (dp, cp, tp), sparse mesh (edp, ep, etp).
 
     Both meshes are over the same ranks in the same order. With `ep=1` the experts are cut
-    over tp, on the dense mesh. With `ep > 1` an expert is whole on one rank (`etp=1`, and tp
-    ranks are folded into ep), or cut over tp as well (`etp=tp`). `sequence_parallel`: the
-    input and the output are cut along the sequence over tp.
+    over tp, on the dense mesh. With `ep > 1` an expert is whole on one rank (`etp=1`, and
+    tp ranks are folded into ep), or cut over tp as well (`etp=tp`). `sequence_parallel`:
+    the input and the output are cut along the sequence over tp.
     """
 
     dp: int = 1

@@ -18,6 +18,7 @@ from torch import Tensor
 
 X: TypeAlias = Float[Tensor, "*B L D"]
 TD: TypeAlias = Float[Tensor, "T D"]
+OtherTD: TypeAlias = Float[Tensor, "_ D"]  # with another number of tokens here
 TE: TypeAlias = Float[Tensor, "T E"]
 TK: TypeAlias = Float[Tensor, "T K"]
 ND: TypeAlias = Float[Tensor, "N D"]

@@ -180,9 +180,8 @@ def markdown() -> str:
         common = {axis: getattr(row, axis) for axis in data if getattr(row, axis)}
         if common.get("cp") is None and "dp" in common:
             common = {"dp, cp": common.pop("dp"), **common}
-        cells: list[str] = [
-            f"`{row.tensor}`", row.meaning, ", ".join(f"{a}: {t}" for a, t in common.items())
-        ]  # fmt: skip
+        said = ", ".join(f"{axes}: {t}" for axes, t in common.items())
+        cells: list[str] = [f"`{row.tensor}`", row.meaning, said]
         for name in CONFIGURATIONS:
             types: Any = getattr(layout(name), row.tensor)
             cells.append(_text(types, row.has_gradient))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from placements import Mesh, current_mesh
@@ -43,5 +42,7 @@ def _coordinate(sizes: Mapping[str, int], dense: Mesh) -> dict[str, int]:
     rank = 0
     for axis, size in dense.sizes.items():
         rank = rank * size + dense.coordinate[axis]
-    place = torch.unravel_index(torch.tensor(rank), tuple(sizes.values()))
-    return {axis: int(at) for axis, at in zip(sizes, place, strict=True)}
+    place: dict[str, int] = {}
+    for axis, size in reversed(sizes.items()):
+        rank, place[axis] = divmod(rank, size)
+    return place

@@ -41,15 +41,18 @@ def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
 
 
 def _check_sizes(operands: Sequence[Operand], labels: Sequence[tuple[Label, ...]]) -> None:
-    # One row is broadcast by torch even where it is the rank's piece of a cut dim, so
-    # that is for the rules to refuse.
+    # Where a dim is cut the rules know better why the sizes differ.
+    cut: set[Label] = set()
     sizes: dict[Label, int] = {}
+    clash: list[Label] = []
     for operand, own in zip(operands, labels, strict=True):
-        for label, size in zip(own, operand.shape, strict=True):
-            if label is None or size == 1:
-                continue
-            if sizes.setdefault(label, size) != size:
-                raise Refusal("the shapes do not broadcast", kind=SHAPES)
+        for dim, (label, size) in enumerate(zip(own, operand.shape, strict=True)):
+            if operand.cut_axes(dim):
+                cut.add(label)
+            if label is not None and sizes.setdefault(label, size) != size:
+                clash.append(label)
+    if set(clash) - cut:
+        raise Refusal("the shapes do not broadcast", kind=SHAPES)
 
 
 def terms_of(operands: Sequence[Operand], controls: Sequence[Operand] = ()) -> list[Term]:

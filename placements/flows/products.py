@@ -73,7 +73,9 @@ def inner(op: "Op", input: Operand, other: Operand) -> TensorType:
         return combine(MULTILINEAR, terms_of([input, other]))
     contract, lead = Contract("inner"), input.ndim - 1
     right = range(lead, lead + other.ndim - 1)
-    return _product(op, [Term(input, (*range(lead), contract)), Term(other, (*right, contract))])
+    return _product(
+        op, [Term(input, (*range(lead), contract)), Term(other, (*right, contract))]
+    )
 
 
 def outer(op: "Op", input: Operand, vec2: Operand) -> TensorType:

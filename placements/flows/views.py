@@ -53,6 +53,23 @@ def reshape(op: "Op", input: Operand, *shape: Any, **kwargs: Any) -> TensorType:
 
 
 def reshape_as(op: "Op", input: Operand, other: Operand) -> TensorType:
+    """As reshape; but if dims of `other`, flattened, are cut like this, cut like `other`.
+
+    Sizes alone do not always tell which of several dims was cut, or how.
+    """
+    cut = [axis for axis, t in input.type.items() if isinstance(t, Shard)]
+    width = other.ndim - input.ndim
+    for first in range(input.ndim if cut and width > 0 else 0):
+        last = first + width
+        head, tail = other.shape[:first], other.shape[last + 1 :]
+        if input.shape != (*head, math.prod(other.shape[first : last + 1]), *tail):
+            continue
+        flattened = flatten(op, other, first, last)
+        if all(flattened[axis] == input.type[axis] for axis in cut):
+            types: dict[str, AxisType] = {a: t for a, t in other.type.items() if a in cut}
+            rest = {axis: t for axis, t in input.type.items() if axis not in cut}
+            every = {**types, **rest}
+            return make(input.type.mesh, every, input.type.index, input.type.fresh)
     return _reshaped(input, other.shape)
 
 
@@ -86,8 +103,7 @@ def unflatten(op: "Op", input: Operand, dim: int, sizes: Sequence[int]) -> Tenso
         *(((d,), (d + count - 1,)) for d in range(dim + 1, input.ndim)),
     ]
     shape = (*input.shape[:dim], *whole, *input.shape[dim + 1 :])
-    free = dim + list(sizes).index(-1) if -1 in sizes else None
-    return _regrouped(input, shape, groups, free)
+    return _regrouped(input, shape, groups)
 
 
 def _with_rest(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
@@ -102,23 +118,24 @@ Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 def _reshaped(input: Operand, sizes: tuple[int, ...]) -> TensorType:
     shape = _with_rest(sizes, math.prod(input.shape))
-    free = sizes.index(-1) if -1 in sizes else None
-    return _regrouped(input, shape, _groups(input, sizes, shape), free)
+    return _regrouped(input, shape, _groups(input, sizes, shape))
 
 
 def _groups(input: Operand, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Groups:
     """Which dims of the input make which dims of the result.
 
     Dims are matched from the right, since features stand there, up to the -1 and then
-    from the left; what is left over belongs together. A dim that is cut and has one row
-    or none here is never dropped: it may have more elsewhere.
+    from the left; what is left over belongs together. A dim of no rows, or of one where
+    other ranks have another number, looks like any other such dim here: it is matched by
+    what stands around it only, never by its size.
     """
     old, new = input.shape, shape
     free = sizes.index(-1) if -1 in sizes else None
+    vague = _vague(input)
     right = 0
     while right < min(len(old), len(new)):
         i, j = len(old) - 1 - right, len(new) - 1 - right
-        if old[i] != new[j] or (free is not None and j <= free):
+        if old[i] != new[j] or vague[i] or (free is not None and j <= free):
             break
         right += 1
     tail: Groups = [
@@ -127,12 +144,26 @@ def _groups(input: Operand, sizes: tuple[int, ...], shape: tuple[int, ...]) -> G
     i_end, j_end = len(old) - right, len(new) - right
     if free is not None and free < j_end:
         left = 0
-        while left < min(free, i_end) and old[left] == new[left]:
+        while left < min(free, i_end) and old[left] == new[left] and not vague[left]:
             left += 1
         head: Groups = [((k,), (k,)) for k in range(left)]
+        if any(vague[left:i_end]):
+            return [*head, (tuple(range(left, i_end)), tuple(range(left, j_end))), *tail]
         middle = _by_product(old, new, (left, i_end), (left, j_end))
         return [*head, *middle, *tail]
+    if any(vague[:i_end]):
+        return [(tuple(range(i_end)), tuple(range(j_end))), *tail]
     return [*_by_product(old, new, (0, i_end), (0, j_end)), *tail]
+
+
+def _vague(input: Operand) -> list[bool]:
+    """By dim, whether its size here does not tell it from other dims."""
+    one_of_many = any(
+        input.shape[dim] == 1 and len(set(extent.sizes)) > 1
+        for dim in range(input.ndim)
+        for _, extent in input.type.cuts(dim)
+    )
+    return [size == 0 or (size == 1 and one_of_many) for size in input.shape]
 
 
 def _by_product(
@@ -144,8 +175,6 @@ def _by_product(
     """Close a group as soon as both sides have the same number of elements."""
     i, i_end = old_range
     j, j_end = new_range
-    if 0 in old[i:i_end]:
-        return [(tuple(range(i, i_end)), tuple(range(j, j_end)))]
     groups: Groups = []
     while i < i_end or j < j_end:
         first_i, first_j = i, j
@@ -166,9 +195,7 @@ def _by_product(
     return groups
 
 
-def _regrouped(
-    input: Operand, shape: tuple[int, ...], groups: Groups, free: int | None = None
-) -> TensorType:
+def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> TensorType:
     by_dim = {dim: group for group in groups for dim in group[0]}
     # Sizes of the new dims with the cuts that were placed so far undone: a cut further
     # out counts the rows that the cuts further in share.
@@ -181,7 +208,7 @@ def _regrouped(
         whole = _flattened(input, olds, dim, extent)
         if len(news) == 1:
             return news[0], whole
-        new, part = _unflattened(input, axis, shape, rows, news, whole, free)
+        new, part = _unflattened(input, axis, shape, rows, news, whole)
         rows[new] = part.total
         return new, part
 
@@ -206,12 +233,8 @@ def _unflattened(
     rows: Sequence[int],
     news: tuple[int, ...],
     extent: Extent,
-    free: int | None,
 ) -> tuple[int, Extent]:
-    """The dim among `news` that `axis` cuts after one dim became several.
-
-    `free`: the new dim that was written as -1, so that its size may differ by rank.
-    """
+    """The dim among `news` that `axis` cuts after one dim became several."""
     outer = extent.outer if isinstance(extent, Folded) else 1
     inner = extent.inner if isinstance(extent, Folded) else extent
     blocks = 1
@@ -225,10 +248,7 @@ def _unflattened(
                 fitting.append((new, part))
         blocks *= shape[new]
     # Dims of one row look alike here. Where all ranks hold equally many rows they choose
-    # alike; where they do not, another rank may see another dim, unless a -1 says which.
-    named = [(new, part) for new, part in fitting if new == free]
-    if named:
-        return named[0]
+    # alike, and any choice is a view; where they do not, another rank may see another dim.
     if len(fitting) == 1 or (fitting and len(set(extent.sizes)) == 1):
         return fitting[0]
     raise Refusal(
@@ -309,8 +329,8 @@ def _expanded(input: Operand, shape: Sequence[int]) -> TensorType:
 
 
 def repeat(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
-    times = flat(sizes) if sizes else tuple(kwargs.get("repeats", kwargs.get("dims")))
-    times = (*(1,) * (input.ndim - len(times)), *times)  # tile may name the last dims only
+    named = flat(sizes) if sizes else flat([kwargs.get("repeats", kwargs.get("dims"))])
+    times = (*(1,) * (input.ndim - len(named)), *named)  # tile may name the last dims only
     shift = len(times) - input.ndim
     reason = "repeating a piece interleaves it with the other ranks' pieces"
     return moved(

@@ -35,7 +35,9 @@ class Pattern:
 
     def extent(self, size: int, ranks: int) -> Extent:
         if self.blocks > 1 and size and size % self.blocks == 0:
-            return fold(self.blocks, Pattern(self.weights).extent(size // self.blocks, ranks))
+            return fold(
+                self.blocks, Pattern(self.weights).extent(size // self.blocks, ranks)
+            )
         if sum(self.weights[:ranks]) == 0:
             return Padded(size).over(ranks)
         whole = (*self.weights, *(0,) * ranks)[:ranks]
@@ -158,4 +160,21 @@ def join_ranks(
 
 
 def _join_axis(group: Sequence[tuple[Tensor, TensorType]], axis: str) -> Tensor:
-    return join([value for value, _ in group], {axis: group[0][1][axis]}, {axis: len(group)})
+    return join(
+        [value for value, _ in group], {axis: group[0][1][axis]}, {axis: len(group)}
+    )
+
+
+def part_of(value: Tensor, t: TensorType, generator: torch.Generator) -> Tensor:
+    """What the rank that sees `t` holds of a value; no axis may be Varying.
+
+    Ranks that use equal generators hold parts of one value.
+    """
+    mesh = t.mesh
+    partial = [axis for axis, one in t.items() if one.letter == "P"]
+    place = tuple(mesh.coordinate.values())
+    local = _summands(value, mesh, partial, generator)[on_axes(mesh, place, partial)]
+    for axis, shard in t.items():
+        if isinstance(shard, Shard) and shard.extent is not None:
+            local = take_piece(local, shard.dim, shard.extent, mesh.coordinate[axis])
+    return local.clone()

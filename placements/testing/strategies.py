@@ -90,7 +90,9 @@ def _folded(draw: st.DrawFn, total: int, ranks: int, outers: Sequence[int]) -> E
 
 @st.composite
 def _sizes(draw: st.DrawFn, total: int, ranks: int) -> list[int]:
-    ends = sorted(draw(st.lists(st.integers(0, total), min_size=ranks - 1, max_size=ranks - 1)))
+    ends = sorted(
+        draw(st.lists(st.integers(0, total), min_size=ranks - 1, max_size=ranks - 1))
+    )
     return [b - a for a, b in zip([0, *ends], [*ends, total], strict=True)]
 
 
@@ -168,7 +170,7 @@ class PlacedTensor:
     def __repr__(self) -> str:
         return (
             f"PlacedTensor({self.mesh!r}, shape={self.shape}, {dict(self.layout.axes)}, "
-            f"locals={[x.tolist() for x in self.locals]})"
+            f"locals={list(self.locals)})"
         )
 
 
@@ -207,7 +209,5 @@ def placed_tensors(
     layout = draw(layouts(mesh=mesh, ndim=len(shape), letters=letters))
     generator = seeded(draw(seeds()))
     types = layout.types(mesh, shape)
-    held = split_ranks(
-        lambda _: numbers(shape, generator, dtype), types, mesh, generator
-    )
+    held = split_ranks(lambda _: numbers(shape, generator, dtype), types, mesh, generator)
     return PlacedTensor(mesh, shape, layout, types, held)

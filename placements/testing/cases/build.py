@@ -7,10 +7,11 @@ be (sizes written out), `reference` says what the global result is.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -130,14 +131,12 @@ class Builder:
 # Where the name in the table is not an attribute of Tensor, torch or functional, or where
 # most code reaches another form.
 _ELSEWHERE: dict[str, Function] = {
-    "special_expit": torch.special.expit,
-    "special_entr": torch.special.entr,
-    "linalg_vector_norm": torch.linalg.vector_norm,
-    "linalg_norm": torch.linalg.norm,
+    "special_expit": getattr(torch.special, "expit"),  # noqa: B009 (not in its stubs)
+    "special_entr": getattr(torch.special, "entr"),  # noqa: B009
+    "linalg_vector_norm": getattr(torch.linalg, "vector_norm"),  # noqa: B009
+    "linalg_norm": getattr(torch.linalg, "norm"),  # noqa: B009
     "log_sigmoid": F.logsigmoid,
-    "data": lambda x: x.data,
-    "T": lambda x: x.T,
-    "mT": lambda x: x.mT,
+    **{name: attrgetter(name) for name in ("data", "T", "mT")},
     **{
         name: getattr(F, name)
         for name in "softmax log_softmax dropout alpha_dropout layer_norm rms_norm "

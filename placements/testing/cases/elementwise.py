@@ -1,5 +1,11 @@
 """Calls of ops that work element by element, along one dim, or reduce dims."""
 
+# The lambdas below only hand tensors on.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -89,7 +95,9 @@ def quotient(b: Builder) -> Call:
     shape = b.shape()
     b.value(*shape)
     rounding = b.pick(None, None, "floor")
-    options = {"rounding_mode": rounding} if rounding and "true" not in b.name else {}
+    options: dict[str, Any] = (
+        {"rounding_mode": rounding} if rounding and "true" not in b.name else {}
+    )
     if b.pick(True, False):
         return b.call(b.pick(2, 4), **options)
     b.value(*b.under(shape), positive=True)
@@ -260,7 +268,7 @@ def ordering(b: Builder) -> Call:
     form = b.pick("dim", "default", "keyword")
     if form == "default":
         return b.call()
-    options = {"stable": True} if b.pick(False, True) else {}
+    options: dict[str, Any] = {"stable": True} if b.pick(False, True) else {}
     if form == "keyword" or options:
         return b.call(dim=b.dim(shape), **options)
     return b.call(b.dim(shape))

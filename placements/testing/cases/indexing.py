@@ -1,5 +1,9 @@
 """Calls of gathers and scatters; an index holds rows of the dim that it addresses."""
 
+# The lambdas below only hand tensors on.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +13,10 @@ from placements.testing.cases.build import Builder, Call
 
 def _smaller(b: Builder, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     """An index's shape: as the target, but for fewer rows in some dims."""
-    rows = [n if d != dim and b.number(0, 3) < 3 else b.number(0, n) for d, n in enumerate(shape)]
+    rows = [
+        n if d != dim and b.number(0, 3) < 3 else b.number(0, n)
+        for d, n in enumerate(shape)
+    ]
     return tuple(rows)
 
 
@@ -91,7 +98,9 @@ def index_write(b: Builder) -> Call:
     return b.call(run=lambda x, i, s: fn(x, dim, i, s))
 
 
-def _key(b: Builder, x: int, shape: tuple[int, ...], unique: bool) -> tuple[list[Any], list[int]]:
+def _key(
+    b: Builder, x: int, shape: tuple[int, ...], unique: bool
+) -> tuple[list[Any], list[int]]:
     """A key as a list in which numbers of operands stand for tensors."""
     key: list[Any] = []
     tensors: list[int] = []
@@ -156,7 +165,12 @@ def setitem(b: Builder) -> Call:
         run = lambda *ts: fn(ts[0], _filled(key, ts), number)  # noqa: E731
         said: object = number
     else:
-        has_mask = any(b.operands[k[1]].dtype.is_floating_point is False and b.operands[k[1]].rows_of is None for k in key if isinstance(k, tuple))
+        has_mask = any(
+            b.operands[k[1]].dtype.is_floating_point is False
+            and b.operands[k[1]].rows_of is None
+            for k in key
+            if isinstance(k, tuple)
+        )
         value = b.value(*_value_shape(b, shape, key, has_mask))
         run = lambda *ts: fn(ts[0], _filled(key, ts), ts[value])  # noqa: E731
         said = f"x{value}"
@@ -169,9 +183,7 @@ def _value_shape(
 ) -> tuple[int, ...]:
     import torch
 
-    tensors = tuple(
-        torch.zeros(g.shape, dtype=g.dtype) for g in b.operands
-    )
+    tensors = tuple(torch.zeros(g.shape, dtype=g.dtype) for g in b.operands)
     try:
         full = torch.zeros(shape)[_filled(key, tensors)].shape
     except IndexError:

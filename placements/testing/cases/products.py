@@ -1,5 +1,9 @@
 """Calls of matrix products, norms and losses."""
 
+# The lambdas below only hand tensors on.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from typing import Any
 
 import torch

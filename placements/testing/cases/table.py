@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import strategies as st
 
 from placements.ops import OPS
@@ -14,12 +14,12 @@ from placements.testing.cases import views as v
 from placements.testing.cases.build import Builder, Call, function_of, is_callable
 
 BY_BUILDER: dict[Callable[[Builder], Call], str] = {
-    e.unary: "abs absolute acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc "
-    "erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isfinite isinf "
-    "isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not logit "
-    "log_sigmoid mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign "
-    "signbit silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink trunc "
-    "special_expit special_entr neg negative positive clone contiguous detach data "
+    e.unary: "abs absolute acos acosh asin asinh atan atanh ceil celu cos cosh elu erf "
+    "erfc erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isfinite "
+    "isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not "
+    "logit log_sigmoid mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid "
+    "sign signbit silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink "
+    "trunc special_expit special_entr neg negative positive clone contiguous detach data "
     "cpu",
     e.unary_whole: "bitwise_not __invert__",
     e.binary: "eq ge gt le lt ne float_power floor_divide fmod pow remainder __mod__ "

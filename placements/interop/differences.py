@@ -1,0 +1,112 @@
+"""Table: every known disagreement between our checker and a peer, with its reason.
+
+A disagreement is about one step: the operands had the same types until there. A row says
+which engines, who refuses, and how to recognise the case: the calls, the letters of src
+and dst, what the peer says, or an edit of the operands after which we agree with the peer,
+which shows that nothing else is different. Data only; `compare.py` does the matching.
+"""
+
+from dataclasses import dataclass
+
+LOCAL, GLOBAL, DTENSOR = "spmd_types local", "spmd_types global", "DTensor"
+SPMD = (LOCAL, GLOBAL)
+
+# who refuses
+WE_REFUSE, THEY_REFUSE, OTHER_TYPE = "we refuse", "they refuse", "another type"
+
+STRICTER, THEIRS, BUG = "ours stricter", "theirs stricter", "bug in the peer"
+
+# Edits: what the peer takes the operands to be. Named here, made in compare.py.
+FORGET_DIMS = "Shard is Varying"
+NO_INVARIANT = "Invariant is Replicate"
+TRUST_SRC = "the operand is what src says"
+TRUST_SRC_FORGET_DIMS = "the operand is what src says, and Shard is Varying elsewhere"
+MOVED_INNERMOST = "the axis that moves cuts innermost"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row. Empty fields match anything."""
+
+    key: str
+    engines: tuple[str, ...]
+    verdict: str
+    kind: str
+    why: str
+    forms: str = ""  # templates or calls, separated by "; "; empty is any
+    moves: str = ""  # "SV VS": letters of src and dst of a collective or cast
+    operand: str = ""  # a letter that some operand has
+    says: str = ""  # a pattern in what the peer (or, if it accepts, ours) says
+    edit: str = ""  # after this edit of the operands, ours says what the peer says
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "local mode knows no dims", (LOCAL,), WE_REFUSE, STRICTER,
+        "Every Shard is a Varying there, so an op that works along a cut dim, or meets "
+        "pieces with a whole, passes; each rank would compute with its piece as if it "
+        "were all.",
+        operand="S", edit=FORGET_DIMS,
+    ),
+    Difference(
+        "local mode makes no Partial", (LOCAL,), OTHER_TYPE, STRICTER,
+        "A sum or a contraction over a cut dim is Partial here at once; there it is "
+        "Varying until somebody says otherwise.",
+        operand="S", edit=FORGET_DIMS,
+    ),
+    Difference(
+        "a reduction takes Varying", SPMD, WE_REFUSE, STRICTER,
+        "There a reduction from Varying first calls the values summands, silently; that "
+        "hides a bias that every rank added. Here `reinterpret(V -> P)` says it.",
+        forms="all_reduce; reduce_scatter", moves="VR VI VS VV",
+    ),
+    Difference(
+        "Shard and Varying are one", SPMD, WE_REFUSE, STRICTER,
+        "There a call may go between Shard and Varying, or from a Shard to itself, and "
+        "nothing happens. Here pieces of one tensor and unrelated values are two types: "
+        "`reinterpret` says that they are taken for each other.",
+        forms="all_to_all; convert; redistribute", moves="SV VS SS",
+    ),
+    Difference(
+        "src is taken on trust, global", (GLOBAL,), WE_REFUSE, STRICTER,
+        "There Shard and Varying are one type to a collective, and Varying passes for "
+        "Partial: src may name another dim than the one that is cut, or a sum that is "
+        "not pending. Here src must be the type that the tensor has.",
+        edit=TRUST_SRC,
+    ),
+    Difference(
+        "src is taken on trust, local", (LOCAL,), WE_REFUSE, STRICTER,
+        "As in global mode; and the cuts of other axes are not seen.",
+        edit=TRUST_SRC_FORGET_DIMS,
+    ),
+    Difference(
+        "Invariant does not mix", (DTENSOR,), WE_REFUSE, STRICTER,
+        "DTensor has one word for Replicate and Invariant, so the reduction of the "
+        "gradient that Invariant mixed with others would need is never asked for.",
+        edit=NO_INVARIANT,
+    ),
+    Difference(
+        "Invariant is reinterpreted", SPMD, WE_REFUSE, STRICTER,
+        "There `reinterpret` takes Invariant to Varying or Partial, with an all-reduce "
+        "in backward. Here `reinterpret` never communicates: `convert(I -> R)` is the "
+        "visible call that does, and then `reinterpret`.",
+        forms="reinterpret", moves="IV IP",
+    ),
+    Difference(
+        "expert_mode", SPMD, THEY_REFUSE, THEIRS,
+        "A flag unlocks casts that are rarely meant in a forward pass. Here every "
+        "transition that is the backward of another can be written; its name says it.",
+        says="requires expert_mode=True",
+    ),
+    Difference(
+        "reinterpret of a Shard", SPMD, THEY_REFUSE, THEIRS,
+        "Shard is no type of its own there, so there is nothing to reinterpret.",
+        forms="reinterpret", says=r"reinterpret does not support S\(i\)",
+    ),
+    Difference(
+        "flatten of a cut inner dim", (GLOBAL, DTENSOR), THEY_REFUSE, THEIRS,
+        "Here the result is a Folded extent, with its rows known exactly. DTensor makes a "
+        "_StridedShard, which has no global meaning to compare; spmd_types refuses that.",
+        forms="{a}.flatten(); {a}.flatten(0, 1)", says="_StridedShard",
+    ),
+)  # fmt: skip

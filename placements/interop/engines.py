@@ -1,0 +1,194 @@
+"""What an engine is asked: run a program, and say the type of every value.
+
+An engine declares inputs in its own way, runs the text of each step with its own names in
+scope, and reads the type of the result back into our words. A step that raises is
+refused; nothing runs after it.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import placements
+from placements.interop.programs import FLOAT, Input, Program, Step
+from placements.mesh import Mesh
+from placements.tensor_type import TensorType, make
+from placements.torch_private import unseen
+from placements.types import AxisType
+
+# Every torch name that the forms use.
+TORCH_NAMES: Mapping[str, Any] = {
+    "relu": torch.relu, "exp": torch.exp, "maximum": torch.maximum, "where": torch.where,
+    "matmul": torch.matmul, "linear": F.linear, "addmm": torch.addmm, "bmm": torch.bmm,
+    "einsum": torch.einsum, "softmax": torch.softmax, "layer_norm": F.layer_norm,
+    "cat": torch.cat, "stack": torch.stack, "embedding": F.embedding,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an engine says of one step: a type, or why not."""
+
+    type: TensorType | None
+    message: str = ""
+    error: str = ""  # the name of the exception
+
+    @property
+    def accepted(self) -> bool:
+        return self.type is not None
+
+    def __str__(self) -> str:
+        return repr(self.type) if self.type is not None else f"refused: {self.message}"
+
+
+class Engine(ABC):
+    """One checker of programs."""
+
+    name: str
+    names: Mapping[str, Any]  # the collectives and the types, as the engine calls them
+
+    @abstractmethod
+    def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        """A block in which every op is checked."""
+
+    @abstractmethod
+    def declare(self, local: Tensor, t: TensorType) -> Any:
+        """A value of that type; ValueError if the engine cannot say it."""
+
+    @abstractmethod
+    def type_of(self, value: Any, mesh: Mesh) -> TensorType:
+        """The type of a value, in our words; ValueError if it has none of ours."""
+
+    def says(self, t: AxisType) -> AxisType | None:
+        """Our type in the engine's words; None if it has no word for it."""
+        return t
+
+    def projected(self, t: TensorType) -> TensorType | None:
+        """A type of ours as the engine would say it, if it can."""
+        said = {axis: self.says(one) for axis, one in t.items()}
+        complete = {axis: one for axis, one in said.items() if one is not None}
+        return make(t.mesh, complete) if len(complete) == len(said) else None
+
+    def can_declare(self, program: Program) -> bool:
+        """Whether the engine can say the types of the program's inputs."""
+        mesh = program.mesh
+        return all(self.projected(x.type_on(mesh)) is not None for x in program.inputs)
+
+
+class Running:
+    """A program that is being run under an engine, step by step; use as a context."""
+
+    def __init__(self, engine: Engine, program: Program) -> None:
+        self.engine, self.program, self.mesh = engine, program, program.mesh
+        self.values: list[Any] = []
+        # Made outside the checkers, which would give a factory's result a type.
+        self._locals = [stand_in(x, self.mesh) for x in program.inputs]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Running":
+        self._stack.enter_context(self.engine.checking(self.mesh))
+        try:
+            for x, local in zip(self.program.inputs, self._locals, strict=True):
+                self.values.append(self.engine.declare(local, x.type_on(self.mesh)))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def step(self, step: Step) -> Verdict:
+        """Run a step; its value is there for the next ones if it is accepted."""
+        value, verdict = self._evaluated(step.text, self.values)
+        if verdict.accepted:
+            self.values.append(value)
+        return verdict
+
+    def ask(self, text: str, types: Mapping[int, Mapping[str, AxisType]]) -> Verdict:
+        """The verdict on a step if some of the values had these types instead."""
+        values = list(self.values)
+        for k, given in types.items():
+            with unseen():  # so that the copy has no type yet
+                held = values[k].detach().clone()
+                held.requires_grad_(values[k].requires_grad)
+            values[k] = placements.assert_type(held, given)
+        return self._evaluated(text, values)[1]
+
+    def _evaluated(self, text: str, values: Sequence[Any]) -> tuple[Any, Verdict]:
+        try:
+            value = evaluate(text, values, self.engine.names)
+            return value, Verdict(self.engine.type_of(value, self.mesh))
+        except Exception as error:
+            return None, Verdict(None, first_line(error), type(error).__name__)
+
+
+def stand_in(x: Input, mesh: Mesh) -> Tensor:
+    """A local tensor for an input; types do not depend on what it holds."""
+    shape = x.local_shape(mesh)
+    if x.kind == FLOAT:
+        return torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def run(engine: Engine, program: Program) -> list[Verdict]:
+    """The verdict on every step up to the first that is refused."""
+    verdicts: list[Verdict] = []
+    with Running(engine, program) as running:
+        for step in program.steps:
+            verdicts.append(running.step(step))
+            if not verdicts[-1].accepted:
+                break
+    return verdicts
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<program>", "eval")
+
+
+def evaluate(text: str, values: Sequence[Any], names: Mapping[str, Any]) -> Any:
+    """The value of one step's text."""
+    scope = {f"x{k}": value for k, value in enumerate(values)}
+    return eval(_compiled(text), {**TORCH_NAMES, **names}, scope)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line and without addresses or places."""
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    text = re.sub(r" at [\w./<>-]+:\d+", "", text)
+    return re.sub(r"\s+", " ", text)
+
+
+class Ours(Engine):
+    """The checker of this package, on a mesh of sizes alone."""
+
+    name = "placements"
+    names: Mapping[str, Any] = {
+        name: getattr(placements, name)
+        for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "
+        "redistribute convert reinterpret".split()
+    }
+
+    def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(placements.set_current_mesh(mesh))
+        stack.enter_context(placements.typecheck())
+        return stack
+
+    def declare(self, local: Tensor, t: TensorType) -> Tensor:
+        return placements.assert_type(local, t)
+
+    def type_of(self, value: Tensor, mesh: Mesh) -> TensorType:
+        found = placements.type_of(value)
+        assert found is not None
+        return found

@@ -1,0 +1,57 @@
+"""There and back again: print and parse, split and join, local rows and global rows."""
+
+import torch
+
+from placements.extents import Extent
+from placements.testing.placed import join_ranks
+from placements.testing.strategies import PlacedTensor
+from placements.types import AxisType, Described, parse_axis_type, parse_described
+
+
+def check_printed(t: AxisType) -> None:
+    """A type reads as it prints."""
+    text = repr(t)
+    assert parse_axis_type(text) == t and repr(parse_axis_type(text)) == text, text
+
+
+def check_described(described: Described) -> None:
+    """A tensor's description reads as it prints."""
+    assert str(parse_described(str(described))) == str(described)
+
+
+def check_rows(extent: Extent) -> None:
+    """Every global row lies on one rank, and the two directions are inverse."""
+    seen: list[int] = []
+    for rank in range(extent.bound_ranks):
+        rows = extent.rows(rank)
+        assert len(rows) == extent.local_size(rank), (extent, rank)
+        seen += rows
+        here = torch.arange(extent.local_size(rank))
+        assert extent.to_global(here, rank).tolist() == rows, (extent, rank)
+        for place, row in enumerate(rows):
+            assert extent.to_local(row) == (rank, place), (extent, row)
+        if rows:
+            owners, places = extent.to_local(torch.tensor(rows))
+            assert set(owners.tolist()) == {rank}, (extent, rank)
+            assert places.tolist() == list(range(len(rows))), (extent, rank)
+    assert sorted(seen) == list(range(extent.total)), extent
+
+
+def check_scaled(extent: Extent, factor: int) -> None:
+    """`divided` undoes `scaled`, and scaling keeps every rank's rows together."""
+    scaled = extent.scaled(factor)
+    assert scaled.divided(factor) == extent, (extent, factor)
+    for rank in range(extent.bound_ranks):
+        rows = [row * factor + k for row in extent.rows(rank) for k in range(factor)]
+        assert scaled.rows(rank) == rows, (extent, factor, rank)
+
+
+def check_joined(placed: PlacedTensor) -> None:
+    """What the ranks hold joins to one value, of the global shape."""
+    varying = [axis for axis, t in placed.types[0].items() if t.letter == "V"]
+    inner = [
+        axis for dim in range(len(placed.shape)) for axis in placed.types[0].order(dim)
+    ]
+    apart = varying if not inner else [a for a in varying if a not in inner]
+    for value in join_ranks(placed.locals, placed.types, placed.mesh, apart).values():
+        assert tuple(value.shape) == placed.shape, placed

@@ -1,0 +1,55 @@
+"""Weigh a token's rows by its gates and sum them: rows by slot -> tokens.
+
+The result is this rank's own tokens and stays here. A consumer that needs the full length
+as a Partial asks for `combine_full_length`, which writes them at their global rows: which
+those are is read from the extent, never computed from rank and length.
+"""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from placements import On, Partial, assert_type, to_global, type_of, typed
+from placements.extents import Extent
+from placements.index_maps import row_numbers
+from spmd_moe.dims import ND, TD, TK
+from spmd_moe.layouts import Layout
+from spmd_moe.own_rows import own_rows, pieces_like
+
+
+@typed
+def combine(
+    rows_ND: Annotated[ND, On("{layout.collected}")],
+    gates_TK: Annotated[TK, On("{layout.routing}")],
+    layout: Layout,
+    *,
+    weigh: bool,
+) -> Annotated[TD, On("{layout.combined}")]:
+    """rows Varying -> tokens Shard(0); rows Partial, gates Replicate -> Partial.
+
+    The sum runs in the gates' dtype, at least float32, and the result has the rows'. With
+    `weigh` false the gates were applied before the experts and only the sum is left.
+    Backward: d_rows = gates * d_y; d_gates = <d_y, rows>, Partial where the rows are.
+    Communicates nothing.
+    """
+    tokens, choices = gates_TK.shape
+    gates = own_rows(gates_TK).unsqueeze(1)
+    rows_TKD = torch.unflatten(rows_ND, 0, (tokens, choices)).to(gates.dtype)
+    y_TD = (gates @ rows_TKD).squeeze(1) if weigh else rows_TKD.sum(1)
+    return pieces_like(y_TD.to(rows_ND.dtype), gates_TK)
+
+
+@typed
+def combine_full_length(
+    rows_ND: ND, gates_TK: TK, layout: Layout, *, weigh: bool, axis: str, extent: Extent
+) -> Tensor:
+    """rows Varying -> Partial on `axis`: all tokens, zero but for this rank's own.
+
+    `extent` says which of the tokens along `axis` are here.
+    Backward: the gradient, Replicate, is read at the same rows. Communicates nothing.
+    """
+    y_TD = combine(rows_ND, gates_TK, layout, weigh=weigh)
+    placed = {**(type_of(y_TD) or {}), axis: Partial()}
+    full = assert_type(y_TD.new_zeros(extent.total, y_TD.shape[1]), placed)
+    return full.index_add(0, to_global(row_numbers(y_TD, 0), axis, extent), y_TD)

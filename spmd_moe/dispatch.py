@@ -1,0 +1,117 @@
+"""Bring every slot's copy of its token to its expert, and what comes back to the token.
+
+An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
+`dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
+(rows by expert -> rows by slot). This file has the one for experts that are here.
+"""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from placements import On, typed
+from placements.index_maps import row_numbers
+from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
+from spmd_moe.layouts import Layout
+from spmd_moe.own_rows import own_rows
+from spmd_moe.permute import count_experts, inverse, sort_slots
+from spmd_moe.route import Routing
+
+
+@typed
+@dataclass(frozen=True)
+class Slots:
+    """This rank's slots, sorted by expert: a copy of the token for each."""
+
+    rows_ND: ND
+    counts_E: CountsE
+    inverse_N: IndexN  # from expert order back to slot order
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `collect` needs to undo `dispatch`."""
+
+    slots: Slots
+
+
+@typed
+@dataclass(frozen=True)
+class Dispatched:
+    """The rows of the experts held here, expert by expert."""
+
+    rows_MD: MD
+    counts_G: CountsG
+    plan: Plan
+
+
+class AbstractDispatcher(ABC):
+    """Between tokens and experts."""
+
+    @abstractmethod
+    def dispatch(self, x_TD: Tensor, routing: Routing) -> Dispatched:
+        """Tokens -> rows, expert by expert."""
+
+    @abstractmethod
+    def on_expert_mesh(self) -> AbstractContextManager[object]:
+        """The mesh of the rows that `dispatch` returns, made current."""
+
+    @abstractmethod
+    def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
+        """Rows, expert by expert -> rows in the order of the slots."""
+
+
+@typed
+def copy_tokens(
+    x_TD: Annotated[TD, On("{layout.tokens}")], token_of_slot_N: IndexN, layout: Layout
+) -> Annotated[ND, On("{layout.slots}")]:
+    """tokens Shard(0) | Replicate -> rows Varying | Replicate: one for every slot."""
+    return x_TD.index_select(0, token_of_slot_N)
+
+
+@typed
+def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Slots:
+    """tokens -> a row for every slot, sorted by expert.
+
+    With `weigh` the rows are multiplied by their gates, in the gates' dtype. Which token a
+    slot copies is an index of this rank's own rows of `x_TD` and of no other tensor.
+    Backward: a token's gradient is the sum over its slots. Communicates nothing.
+    """
+    choices, experts = routing.expert_ids_TK.shape[1], routing.counts_E.shape[0]
+    expert_ids_TK = own_rows(routing.expert_ids_TK)
+    order_N = sort_slots(expert_ids_TK)
+    token_of_slot_N = own_rows(row_numbers(x_TD, 0)).repeat_interleave(choices)[order_N]
+    rows_ND = copy_tokens(x_TD, token_of_slot_N, layout)
+    if weigh:
+        gates_N = own_rows(routing.gates_TK).flatten()[order_N]
+        rows_ND = (rows_ND.to(gates_N.dtype) * gates_N.unsqueeze(1)).to(x_TD.dtype)
+    return Slots(rows_ND, count_experts(expert_ids_TK, experts), inverse(order_N))
+
+
+@dataclass(frozen=True)
+class LocalDispatcher(AbstractDispatcher):
+    """All experts are here, or a part of every one: rows only change order."""
+
+    layout: Layout
+    score_before_experts: bool = False
+
+    @typed
+    def dispatch(
+        self, x_TD: Annotated[TD, On("{self.layout.tokens}")], routing: Routing
+    ) -> Dispatched:
+        """tokens -> rows sorted by expert. Communicates nothing."""
+        slots = fill_slots(x_TD, routing, self.layout, weigh=self.score_before_experts)
+        return Dispatched(slots.rows_ND, slots.counts_E, Plan(slots))
+
+    def on_expert_mesh(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    @typed
+    def collect(
+        self, rows_MD: Annotated[MD, On("{self.layout.computed}")], plan: Plan
+    ) -> Annotated[ND, On("{self.layout.collected}")]:
+        """rows by expert -> rows by slot. Communicates nothing."""
+        return rows_MD.index_select(0, plan.slots.inverse_N)

@@ -1,0 +1,103 @@
+"""Expert parallelism: rows travel to the ranks of their experts over the axis ep.
+
+    dispatch    sort the slots by expert            local, dense mesh
+                name the ranks (edp, ep, etp)       local, reinterpret_mesh
+                tell every rank how many rows       all-to-all of counts over ep
+                send the rows                       all-to-all over ep
+                regroup them by expert              local, sparse mesh
+    collect     the same steps undone, from the last to the first; no counts
+
+With etp > 1 all etp ranks exchange the same rows: they are Replicate there going out, and
+Partial coming back, since each expert's hidden units are cut over etp.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from placements import (
+    Mesh,
+    On,
+    Varying,
+    all_to_all,
+    current_mesh,
+    reinterpret_mesh,
+    set_current_mesh,
+    typed,
+)
+from spmd_moe.dims import MD, ND, TD, CountsE, IndexM
+from spmd_moe.dispatch import AbstractDispatcher, Dispatched, Plan, Slots, fill_slots
+from spmd_moe.layouts import Layout
+from spmd_moe.meshes import ONE_DEVICE
+from spmd_moe.permute import inverse, on_host, regroup
+from spmd_moe.route import Routing
+
+
+@typed
+@dataclass(frozen=True)
+class ExchangePlan(Plan):
+    """How many rows went to and came from each rank, and the order made of them."""
+
+    slots: Slots
+    sent: list[int]
+    received: list[int]
+    inverse_M: IndexM  # from expert order back to sender order
+
+
+@dataclass(frozen=True)
+class AllToAllDispatcher(AbstractDispatcher):
+    """Experts are cut over the axis ep of `mesh`, the sparse mesh."""
+
+    layout: Layout
+    mesh: Mesh
+    score_before_experts: bool = False
+
+    @typed
+    def dispatch(
+        self, x_TD: Annotated[TD, On("{self.layout.tokens}")], routing: Routing
+    ) -> Dispatched:
+        """tokens -> rows by expert, Varying on ep.
+
+        Backward: all-to-all of the rows' gradients. Communicates: two all-to-alls over ep.
+        """
+        slots = fill_slots(x_TD, routing, self.layout, weigh=self.score_before_experts)
+        counts_E = reinterpret_mesh(slots.counts_E, self.mesh)
+        rows_ND = reinterpret_mesh(slots.rows_ND, self.mesh)
+        with self.on_expert_mesh():
+            return self._exchange(rows_ND, counts_E, slots)
+
+    def _exchange(self, rows_ND: ND, counts_E: CountsE, slots: Slots) -> Dispatched:
+        ranks = self.mesh.require("ep")
+        counts_WG = counts_E.view(ranks, -1)
+        received_WG = all_to_all(counts_WG, "ep", src=Varying(), dst=Varying())
+        sizes = on_host(torch.cat([counts_WG.sum(1), received_WG.sum(1)]))
+        sent, received = sizes[:ranks], sizes[ranks:]
+        rows_MD = all_to_all(
+            rows_ND, "ep", src=Varying(), dst=Varying(),
+            input_split_sizes=sent, output_split_sizes=received,
+        )  # fmt: skip
+        order_M = regroup(received_WG, rows_MD.shape[0])
+        plan = ExchangePlan(slots, sent, received, inverse(order_M))
+        return Dispatched(rows_MD.index_select(0, order_M), received_WG.sum(0), plan)
+
+    def on_expert_mesh(self) -> AbstractContextManager[object]:
+        return set_current_mesh(self.mesh)
+
+    @typed
+    def collect(
+        self, rows_MD: Annotated[MD, On("{self.layout.computed}")], plan: Plan
+    ) -> Annotated[ND, On("{self.layout.collected}")]:
+        """rows by expert -> rows by slot, back at their tokens' ranks.
+
+        Backward: all-to-all. Communicates: one all-to-all over ep.
+        """
+        assert isinstance(plan, ExchangePlan), plan
+        with self.on_expert_mesh():
+            rows_ND = all_to_all(
+                rows_MD.index_select(0, plan.inverse_M), "ep", src=Varying(), dst=Varying(),
+                input_split_sizes=plan.received, output_split_sizes=plan.sent,
+            )  # fmt: skip
+        rows_ND = reinterpret_mesh(rows_ND, current_mesh() or ONE_DEVICE)
+        return rows_ND.index_select(0, plan.slots.inverse_N)

@@ -1,0 +1,108 @@
+"""Each group's rows times its own matrix: one op, and the loop that defines it.
+
+`F.grouped_mm` where it can be used (it wants 16-byte strides and no float64), else the
+loop; both give the same numbers. The backward is the same op with the matrices
+transposed, and one outer product per group, so a group without rows gets the gradient
+zero, not None. To the checker the op is what `grouped_mm` is.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
+from torch import Tensor
+
+from placements import register_op
+from spmd_moe.permute import on_host
+
+_NAME = "spmd_moe::grouped_mm"
+
+
+@torch.library.custom_op(_NAME, mutates_args=())
+def _grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    return _forward(rows_MK, matrices_GKN, ends_G)
+
+
+register_op(_NAME, like="grouped_mm")
+
+
+def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    """rows (M, K), one matrix (K, N) per group, last row + 1 of each group -> (M, N)."""
+    if len(ends_G) != len(matrices_GKN):
+        raise ValueError(f"{len(ends_G)} groups of rows, but {len(matrices_GKN)} matrices")
+    return _grouped_mm(rows_MK, matrices_GKN, ends_G)
+
+
+def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    """The definition. Half precision on a CPU is computed in float32, which is faster."""
+    out_MN = rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
+    for group, (start, end) in enumerate(_spans(ends_G)):
+        if end > start:
+            product = _widened(rows_MK[start:end]) @ _widened(matrices_GKN[group])
+            out_MN[start:end] = product
+    return out_MN
+
+
+def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    if _fits(rows_MK) and _fits(matrices_GKN) and rows_MK.shape[0] > 0:
+        return F.grouped_mm(rows_MK, matrices_GKN, offs=ends_G)
+    return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
+
+
+def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
+    """The gradient of the matrices: rows^T @ grads of each group."""
+    rows_KM = rows_MK.mT
+    if _fits(rows_KM) and _fits(grads_MN) and rows_MK.shape[0] > 0:
+        return F.grouped_mm(rows_KM, grads_MN, offs=ends_G)
+    out_GKN = rows_MK.new_zeros(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
+    for group, (start, end) in enumerate(_spans(ends_G)):
+        if end > start:
+            out_GKN[group] = _widened(rows_KM[:, start:end]) @ _widened(grads_MN[start:end])
+    return out_GKN
+
+
+def _spans(ends_G: Tensor) -> list[tuple[int, int]]:
+    ends = on_host(ends_G)
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _is_narrow_on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if _is_narrow_on_cpu(x) else x
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether F.grouped_mm takes the operand: one dim dense, the others 16-byte aligned."""
+    if x.dtype == torch.float64 or _is_narrow_on_cpu(x):
+        return False
+    strides = x.stride()
+    dense = -1 if strides[-1] == 1 else -2
+    if strides[dense] != 1:
+        return False
+    others = [s for d, s in enumerate(strides) if d != x.dim() + dense]
+    least = x.shape[dense]
+    return all(s >= least and s * x.element_size() % 16 == 0 for s in others)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grads_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows_MK, matrices_GKN, ends_G = ctx.saved_tensors
+    grads_MN = grads_MN.contiguous()  # of `.sum()` it comes expanded
+    wants_rows, wants_matrices, _ = ctx.needs_input_grad
+    d_rows = _forward(grads_MN, matrices_GKN.mT, ends_G) if wants_rows else None
+    d_matrices = _outer(rows_MK, grads_MN, ends_G) if wants_matrices else None
+    return d_rows, d_matrices, None
+
+
+def _shape(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    return rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
+
+
+_grouped_mm.register_autograd(_backward, setup_context=_save)  # pyright: ignore[reportUnknownMemberType]
+_grouped_mm.register_fake(_shape)  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,135 @@
+"""MoE: route -> dispatch -> experts -> combine, plus the shared experts.
+
+What moves over tp, and when, is the table in `layouts.py`: `_move` takes a tensor from its
+type at one stage to its type at the next. Everything else stays where it is, but for the
+rows that the dispatcher sends over ep.
+"""
+
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from placements import Folded, On, Padded, Shard, redistribute, typed
+from placements.extents import Extent
+from placements.mesh import MeshLike, as_mesh
+from placements.types import AxisType
+from spmd_moe.combine import combine
+from spmd_moe.config import MoEConfig, Parallel, check_together
+from spmd_moe.dims import TD, OtherTD, X
+from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
+from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
+from spmd_moe.experts import GroupedExperts
+from spmd_moe.layouts import Types, configuration, layout
+from spmd_moe.meshes import dense_mesh, make_sparse_mesh
+from spmd_moe.route import Router
+from spmd_moe.shared import SharedExperts
+
+
+@typed
+class MoE(nn.Module):
+    """A Mixture-of-Experts layer on local tensors.
+
+    Make it and call it with the dense mesh current; one rank needs no mesh. `sparse_mesh`
+    is the DeviceMesh of `parallel.sparse_mesh()`, to be shared by layers; without one each
+    layer makes its own, which is collective. Equal seeds give equal global weights on every
+    mesh.
+
+    Parameters are Replicate on the axes where ranks add to their gradient, so nothing here
+    reduces gradients: after backward call `reduce_gradients(module)`, once.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        parallel: Parallel = Parallel(),  # noqa: B008 - frozen
+        *,
+        sparse_mesh: "MeshLike | None" = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_together(config, parallel)
+        self.config, self.parallel = config, parallel
+        self.layout = layout(configuration(parallel))
+        mesh = dense_mesh(parallel)
+        self.dispatcher: AbstractDispatcher
+        before = config.score_before_experts
+        if parallel.ep == 1:
+            expert_mesh = mesh
+            self.dispatcher = LocalDispatcher(self.layout, before)
+        else:
+            expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
+            self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
+        self.router = Router(config, self.layout, mesh, seed=seed)
+        self.experts = GroupedExperts(config, self.layout, expert_mesh, seed=seed)
+        self.shared_experts = (
+            SharedExperts(config, self.layout, mesh, seed=seed)
+            if config.num_shared_experts
+            else None
+        )
+
+    def forward(
+        self, x: Annotated[X, On("{self.layout.input}")], *, seq_len: int
+    ) -> Annotated[X, On("{self.layout.output}")]:
+        """(B, L, D) or (T, D) -> the same; Shard on tp under sequence parallelism, else I.
+
+        `seq_len` is the length of the sequence over all cp and tp ranks (for (T, D), the
+        number of tokens); any length will do, and ranks may be left without tokens.
+        """
+        at, weigh = self.layout, not self.config.score_before_experts
+        rows = self._token_rows(x, seq_len)
+        entered_TD = _move(x.flatten(0, -2), at.input, at.entered, rows)
+        x_TD = _move(entered_TD, at.entered, at.tokens, rows)
+        routing = self.router(x_TD)
+        sent = self.dispatcher.dispatch(x_TD, routing)
+        with self.dispatcher.on_expert_mesh():
+            rows_MD = self.experts(sent.rows_MD, sent.counts_G)
+        rows_ND = self.dispatcher.collect(rows_MD, sent.plan)
+        y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
+        y_TD = _move(y_TD, at.combined, at.added, rows)
+        if self.shared_experts is not None:
+            shared_TD = _move(entered_TD, at.entered, at.shared_input, rows)
+            shared_TD = self.shared_experts(shared_TD)
+            y_TD = y_TD + _move(shared_TD, at.shared_output, at.added, rows)
+        y_TD = _move(y_TD, at.added, at.output, rows)
+        return y_TD.view_as(x)
+
+    def input_types(self, seq_len: int) -> Types:
+        """The types of `x` with all extents: `assert_type(x, moe.input_types(seq_len))`."""
+        over_cp, over_tp = self._sequence(seq_len)
+        extents = {"cp": over_cp, "tp": over_tp}
+        return {
+            axis: Shard(t.dim, extents.get(axis)) if isinstance(t, Shard) else t
+            for axis, t in self.layout.input.items()
+        }
+
+    def _sequence(self, seq_len: int) -> tuple[Extent, Extent]:
+        """How the sequence is cut over cp, and this rank's piece of that over tp."""
+        place = {"cp": 0, **dense_mesh(self.parallel).coordinate}
+        over_cp = Padded(seq_len).over(self.parallel.cp)
+        return over_cp, Padded(over_cp.local_size(place["cp"])).over(self.parallel.tp)
+
+    def _token_rows(self, x: Tensor, seq_len: int) -> Extent:
+        """How the tokens of `x`, flattened, are cut over tp."""
+        _, over_tp = self._sequence(seq_len)
+        place = {"tp": 0, **dense_mesh(self.parallel).coordinate}
+        cut = self.parallel.sequence_parallel
+        length = over_tp.local_size(place["tp"]) if cut else over_tp.total
+        if x.shape[-2] != length:
+            raise ValueError(
+                f"x of shape {tuple(x.shape)} must have {length} positions on this rank: "
+                f"seq_len ({seq_len}) is cut over {self.parallel}"
+            )
+        batch = x.shape[0] if x.dim() == 3 else 1
+        return Folded(batch, over_tp).over(self.parallel.tp)
+
+
+@typed
+def _move(
+    x_TD: Annotated[TD, On("{src}")], src: Types, dst: Types, rows: Extent
+) -> Annotated[OtherTD, On("{dst}")]:
+    """From one row of the table to another, by the one collective on tp that does it."""
+    return redistribute(x_TD, "tp", src=_cut(src, rows), dst=_cut(dst, rows))
+
+
+def _cut(types: Types, rows: Extent) -> AxisType:
+    return Shard(0, rows) if isinstance(types["tp"], Shard) else types["tp"]

@@ -1,0 +1,116 @@
+"""Router: scores, the choice of experts, and the gates. Knows nothing of dispatch.
+
+The gate weight is Replicate on every axis of the dense mesh, in storage and in use, so its
+gradient is Partial on all of them: with EP each tp rank has its own tokens, and without it
+each has its share of every token's gradient. No collective is hidden here; the caller's
+`reduce_gradients(module)` reads the type and sums once.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from placements import Index, Mesh, On, assert_type, type_of, typed
+from spmd_moe.balance import LoadBalance
+from spmd_moe.config import MoEConfig
+from spmd_moe.dims import ED, TD, TE, TK, CountsE, IdsTK
+from spmd_moe.initialise import Spec, declare_specs, redraw
+from spmd_moe.layouts import Layout
+from spmd_moe.permute import count_experts
+
+# Keeps a sum of gates that are all zero from dividing by zero.
+TINY = 1e-20
+
+
+@typed
+@dataclass(frozen=True)
+class Routing:
+    """Where every token goes, and with which weights."""
+
+    gates_TK: Annotated[TK, On(dp="d", cp="c", tp="t")]
+    expert_ids_TK: Annotated[IdsTK, On(dp="d", cp="c", tp="t")]
+    counts_E: CountsE
+
+
+@typed
+class Router(nn.Module):
+    """Token choice: each token takes its `top_k` best experts."""
+
+    w_gate_ED: Annotated[ED, On("{self.layout.w_gate_ED}")]
+
+    def __init__(
+        self, config: MoEConfig, layout: Layout, mesh: Mesh, *, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.layout = layout
+        shape = (config.num_experts, config.dim)
+        self.specs = {"w_gate_ED": Spec(shape, layout.w_gate_ED, mesh)}
+        declare_specs(self, self.specs, seed)
+        self.balance = LoadBalance(config, layout)
+
+    def reset_parameters(self, seed: int = 0) -> None:
+        redraw(self, self.specs, seed)
+
+    def forward(self, x_TD: Annotated[TD, On("{self.layout.tokens}")]) -> Routing:
+        """tokens placed as t -> gates and ids placed as t, counts Partial where t cuts.
+
+        Communicates nothing.
+        """
+        scores_TE = self.score(x_TD)
+        expert_ids_TK = self.choose(scores_TE.detach())
+        gates_TK = self.weigh(scores_TE.gather(1, expert_ids_TK))
+        counts_E = count_experts(expert_ids_TK, self.config.num_experts)
+        self.balance.record(counts_E)
+        return Routing(gates_TK, expert_ids_TK, counts_E)
+
+    @typed
+    def score(self, x_TD: TD) -> Annotated[TE, On("{self.layout.routing}")]:
+        """How well each expert suits each token, in at least float32."""
+        dtype = torch.promote_types(x_TD.dtype, torch.float32)
+        logits_TE = linear(x_TD.to(dtype), self.w_gate_ED.to(dtype))
+        if self.config.score_function == "softmax":
+            return logits_TE.softmax(1)
+        return logits_TE.sigmoid()
+
+    @typed
+    def choose(self, scores_TE: TE) -> Annotated[IdsTK, On("{self.layout.expert_ids}")]:
+        """The experts of each token; the bias changes the choice and nothing else."""
+        if self.config.round_robin:
+            return round_robin(scores_TE, self.config.top_k)
+        biased_TE = scores_TE + self.balance.bias_for(scores_TE)
+        groups, limit = self.config.num_expert_groups, self.config.num_limited_groups
+        if groups is not None and limit is not None:
+            biased_TE = keep_best_groups(biased_TE, groups, limit)
+        return biased_TE.topk(self.config.top_k, dim=1, sorted=False).indices
+
+    @typed
+    def weigh(self, gates_TK: TK) -> Annotated[TK, On("{self.layout.routing}")]:
+        """The chosen scores as gates: normalised and scaled if the config says so."""
+        if self.config.route_norm:
+            gates_TK = gates_TK / (gates_TK.sum(1, keepdim=True) + TINY)
+        return gates_TK * self.config.route_scale
+
+
+def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:
+    """Slot j of this rank goes to expert j % E: balanced, whatever the scores."""
+    tokens, experts = scores_TE.shape
+    slots = torch.arange(tokens * top_k, device=scores_TE.device)
+    expert_ids_TK = (slots % experts).view(tokens, top_k)
+    return assert_type(expert_ids_TK, type_of(scores_TE) or {}, index=Index(experts))
+
+
+def keep_best_groups(scores_TE: Tensor, groups: int, limit: int) -> Tensor:
+    """scores placed as t -> the same, -inf outside each token's best groups of experts.
+
+    A group is as good as its two best experts together. Writes along the dim of groups,
+    which is never cut.
+    """
+    grouped = torch.unflatten(scores_TE, 1, (groups, -1))
+    group_scores = grouped.topk(2, dim=2, sorted=False).values.sum(2)
+    kept = group_scores.topk(limit, dim=1, sorted=False).indices
+    is_dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter(1, kept, False)
+    return grouped.masked_fill(is_dropped.unsqueeze(2), float("-inf")).flatten(1)

@@ -1,0 +1,34 @@
+"""Transitions: the value is kept and backward is the adjoint, for every row."""
+
+import pytest
+from hypothesis import given, settings
+
+from placements.duals import DUALS, dual
+from placements.testing.laws.moves import MoveCase, check_transition, move_cases
+from placements.transitions import TRANSITIONS, Transition, dual_transition
+from placements.types import BY_LETTER, Shard
+
+# 25 rows share the examples of a profile.
+SHARE = 5
+
+
+def test_the_gradient_of_the_gradient_is_the_value() -> None:
+    for t in [*BY_LETTER.values(), Shard(0), Shard(1)]:
+        assert dual(dual(t)) == t
+    assert set(DUALS) == set(BY_LETTER)
+
+
+@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda r: f"{r.call}-{r.src}-{r.dst}")
+def test_the_backward_of_the_backward_is_the_forward(row: Transition) -> None:
+    back = dual_transition(dual_transition(row))
+    assert (back.action, back.src, back.dst) == (row.action, row.src, row.dst)
+
+
+@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda r: f"{r.call}-{r.src}-{r.dst}")
+def test_transitions_keep_the_value_and_backward_is_adjoint(row: Transition) -> None:
+    @settings(max_examples=max(settings().max_examples // SHARE, 20))
+    @given(move_cases(row=row))
+    def law(case: MoveCase) -> None:
+        check_transition(case)
+
+    law()

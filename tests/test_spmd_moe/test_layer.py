@@ -1,0 +1,180 @@
+"""The layer against the one-device reference: values, d_x, every gradient, on ranks."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+
+from placements import assert_type, set_current_mesh, typecheck
+from spmd_moe import MoE, MoEConfig, Parallel
+from spmd_moe.layouts import configuration
+from tests.support.moe import (
+    CONFIG,
+    PARALLELS,
+    Case,
+    assert_equals_one_device,
+    build,
+    on_ranks,
+    on_this_rank,
+    whole,
+)
+
+
+def named(parallel: Parallel) -> str:
+    sizes = {**parallel.dense_mesh(), **parallel.sparse_mesh()}
+    text = " ".join(f"{axis}{n}" for axis, n in sizes.items() if n > 1)
+    return f"{configuration(parallel)} {text}"
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> MoEConfig:
+    groups = draw(st.sampled_from([None, None, 2]))
+    limit = None if groups is None else draw(st.integers(1, groups))
+    most = 4 if limit is None else 2 * limit
+    return MoEConfig(
+        dim=8,
+        hidden_dim=4,
+        num_experts=4,
+        top_k=draw(st.integers(1, most)),
+        num_shared_experts=draw(st.integers(0, 1)),
+        score_function=draw(st.sampled_from(["sigmoid", "softmax"])),
+        route_norm=draw(st.booleans()),
+        route_scale=draw(st.sampled_from([1.0, 2.5])),
+        score_before_experts=draw(st.booleans()),
+        num_expert_groups=groups,
+        num_limited_groups=limit,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    config = draw(configs())
+    favoured = draw(st.sampled_from([(), (), (0,), (3,), (1, 2), (0, 1, 2)]))
+    return Case(
+        parallel=draw(st.sampled_from(PARALLELS)),
+        config=config,
+        batch=draw(st.integers(0, 3)),
+        seq_len=draw(st.integers(0, 7)),
+        favoured=favoured,
+        seed=draw(st.integers(0, 5)),
+        checked=draw(st.booleans()),
+    )
+
+
+ALL_TO_ONE = replace(CONFIG, top_k=1)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases())
+@example(Case(PARALLELS[2], seq_len=1))  # L < tp: a rank without tokens
+@example(Case(PARALLELS[7], seq_len=1))
+@example(Case(PARALLELS[2], seq_len=0))
+@example(Case(PARALLELS[2], batch=2, seq_len=5))  # upstream's merged versions fail this
+@example(Case(PARALLELS[10], batch=2, seq_len=6))  # valid [2, 2, 2, 0]
+@example(Case(PARALLELS[8], ALL_TO_ONE, favoured=(3,)))  # experts and ranks without rows
+@example(Case(PARALLELS[8], replace(CONFIG, top_k=4)))  # K = E
+def test_layer_equals_one_device(case: Case) -> None:
+    assert_equals_one_device(case, on_ranks(case))
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=named)
+@pytest.mark.parametrize("score_before_experts", [False, True])
+def test_every_configuration_type_checks_and_equals_one_device(
+    parallel: Parallel, score_before_experts: bool
+) -> None:
+    config = replace(CONFIG, score_before_experts=score_before_experts)
+    case = Case(parallel, config, seq_len=7)
+    assert_equals_one_device(case, on_ranks(case))
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=named)
+def test_checking_changes_no_bit_and_no_collective(parallel: Parallel) -> None:
+    case = Case(parallel)
+    checked, unchecked = on_ranks(case), on_ranks(replace(case, checked=False))
+    for a, b in zip(checked, unchecked, strict=True):
+        assert torch.equal(a.y, b.y) and torch.equal(a.d_x, b.d_x)
+        assert a.collectives == b.collectives
+        for name, gradient in a.gradients.items():
+            assert torch.equal(gradient, b.gradients[name]), name
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    case = Case(PARALLELS[6])
+    for a, b in zip(on_ranks(case), on_ranks(case), strict=True):
+        assert torch.equal(a.y, b.y) and torch.equal(a.d_x, b.d_x)
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=named)
+def test_global_weights_do_not_depend_on_the_mesh(parallel: Parallel) -> None:
+    """An integer loss of exact sums: the gradient of y.sum() with favoured experts."""
+    case = Case(parallel, seed=3)
+    steps = on_ranks(case)
+    again = on_ranks(replace(case, parallel=Parallel(), batch=case.batch * parallel.dp))
+    torch.testing.assert_close(whole(steps, case)[0], again[0].y, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("parallel", PARALLELS[2:], ids=named)
+def test_a_zero_token_rank_has_zero_gradients_not_none(parallel: Parallel) -> None:
+    case = Case(parallel, batch=1, seq_len=1)
+    for step in on_ranks(case):  # on_this_rank asserts that no gradient is None
+        assert all(torch.isfinite(g).all() for g in step.gradients.values())
+    assert_equals_one_device(case, on_ranks(case))
+
+
+@pytest.mark.parametrize("parallel", PARALLELS[2:], ids=named)
+def test_experts_without_rows_have_zero_gradients_not_none(parallel: Parallel) -> None:
+    case = Case(parallel, ALL_TO_ONE, favoured=(2,))
+    _, _, gradients = whole(on_ranks(case), case)
+    for name in ("w1_GFD", "w3_GFD", "w2_GDF"):
+        by_expert = gradients[f"experts.{name}"].flatten(1).abs().sum(1)
+        assert by_expert[2] > 0 and by_expert[[0, 1, 3]].sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parallel", [PARALLELS[0], PARALLELS[6], PARALLELS[14]], ids=named)
+def test_other_dtypes_work(parallel: Parallel, dtype: torch.dtype) -> None:
+    """bf16 rounds, and the two sides sum in other orders; routing is fixed by the bias."""
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
+    case = Case(parallel, favoured=(0, 3), dtype=dtype)
+    assert_equals_one_device(case, on_ranks(case), rtol=tolerance)
+
+
+def test_one_process_needs_no_mesh() -> None:
+    case = Case(Parallel(), batch=2, seq_len=3)
+    assert_equals_one_device(case, [on_this_rank(case)])
+
+
+def test_types_hold_for_thousands_of_ranks_in_one_process() -> None:
+    """Sizes alone: nothing communicates, every op and boundary is checked."""
+    parallel = Parallel(dp=64, cp=8, tp=16, ep=64, sequence_parallel=True)
+    config = replace(CONFIG, num_experts=128, num_shared_experts=4)
+    with set_current_mesh(parallel.dense_mesh()), typecheck():
+        moe = MoE(config, parallel)
+        x = torch.randn(1, 2, 8, requires_grad=True)
+        assert_type(x, moe.input_types(256))
+        moe(x, seq_len=256).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "seq_len", "words"),
+    [
+        ({"dp": 1, "cp": 1, "tp": 2}, 7, "must have 4 positions"),
+        ({"dp": 1, "cp": 1, "tp": 4}, 5, "must have the sizes of the layer"),
+        (None, 5, "must have the sizes of the layer"),
+    ],
+)
+def test_wrong_lengths_and_meshes_are_refused(
+    mesh: dict[str, int] | None, seq_len: int, words: str
+) -> None:
+    parallel = Parallel(tp=2, sequence_parallel=True)
+    with set_current_mesh(parallel.dense_mesh()):
+        moe = build(Case(parallel))
+    with set_current_mesh(mesh), pytest.raises(ValueError, match=words):
+        moe(torch.randn(2, 3, 8, dtype=torch.float64), seq_len=seq_len)
+
+
+def test_seq_len_is_required() -> None:
+    with pytest.raises(TypeError, match="seq_len"):
+        MoE(CONFIG)(torch.randn(2, 3, 8))

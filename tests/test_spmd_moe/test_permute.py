@@ -1,0 +1,77 @@
+"""Orders of slots and rows: laws, and the hand cases of the seeds."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from placements import (
+    Index,
+    Padded,
+    R,
+    S,
+    V,
+    assert_type,
+    set_current_mesh,
+    type_of,
+    typecheck,
+)
+from placements.index_maps import row_numbers
+from spmd_moe.permute import count_experts, inverse, regroup, routing_map, sort_slots
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True)))
+@settings(deadline=None)
+def test_slots_are_sorted_by_expert_and_stable(ids: list[list[int]]) -> None:
+    expert_ids_TK = torch.tensor(ids, dtype=torch.int64).view(-1, 2)
+    order_N = sort_slots(expert_ids_TK)
+    flat = expert_ids_TK.flatten().tolist()
+    assert order_N.tolist() == sorted(range(len(flat)), key=lambda slot: flat[slot])
+    counts_E = count_experts(expert_ids_TK, 5)
+    assert counts_E.tolist() == [flat.count(expert) for expert in range(5)]
+    assert counts_E.sum() == len(flat) and counts_E.dtype == torch.int64
+
+
+@given(st.integers(0, 12).flatmap(lambda n: st.permutations(range(n))))
+@settings(deadline=None)
+def test_an_order_and_its_inverse_are_the_identity(order: list[int]) -> None:
+    order_N = torch.tensor(order, dtype=torch.int64)
+    x = torch.arange(len(order))
+    assert torch.equal(x[order_N][inverse(order_N)], x)
+    assert torch.equal(x[inverse(order_N)][order_N], x)
+
+
+@pytest.mark.parametrize(
+    ("received", "order"),
+    [
+        ([[2, 3], [1, 4]], [0, 1, 5, 2, 3, 4, 6, 7, 8, 9]),
+        ([[0, 3], [2, 0]], [3, 4, 0, 1, 2]),
+        ([[0, 0], [0, 0]], []),
+        ([[2, 2], [2, 2], [2, 2]], [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]),
+        ([[1, 2, 1]], [0, 1, 2, 3]),
+        ([[2], [1]], [0, 1, 2]),
+    ],
+)
+def test_rows_by_sender_become_rows_by_expert(
+    received: list[list[int]], order: list[int]
+) -> None:
+    assert regroup(torch.tensor(received), len(order)).tolist() == order
+
+
+def test_a_routing_map_has_one_true_per_choice() -> None:
+    ids_TK = torch.tensor([[0, 1], [1, 2], [3, 0], [1, 3]])
+    map_TE = routing_map(ids_TK, 4)
+    assert map_TE.dtype == torch.bool and map_TE.sum(1).tolist() == [2] * 4
+    assert map_TE.sum(0).tolist() == [2, 3, 1, 2]
+
+
+def test_row_numbers_count_the_rows_of_their_tensor_only() -> None:
+    with set_current_mesh({"dp": 2, "tp": 2}), typecheck():
+        x = assert_type(torch.randn(3, 4), {"dp": V, "tp": S(0, Padded(5))})
+        rows = row_numbers(x, 0)
+        known = type_of(rows)
+        assert known == {"dp": V, "tp": S(0, Padded(5))}
+        assert known is not None and known.index == Index(Padded(5).over(2), "tp")
+        columns = type_of(row_numbers(x, 1))
+        assert columns == {"dp": V, "tp": R}
+        assert columns is not None and columns.index == Index(4)
