@@ -10,7 +10,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import annotated_call, checked_ops, erased_layer, type_memory
+from benchmarks import (
+    annotated_call,
+    checked_ops,
+    erased_layer,
+    type_memory,
+    verified_step,
+)
 
 
 def main() -> int:
@@ -20,6 +26,7 @@ def main() -> int:
         *erased_layer.measure(),
         *checked_ops.measure(),
         *type_memory.measure(),
+        *verified_step.measure(),
     ]
     table = Table("what", "measured", "limit", "", title="Cost of the checks")
     for result in results:

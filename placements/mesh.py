@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 from functools import lru_cache
 from itertools import product
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -55,12 +55,18 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
+        # What was inferred on this mesh, for the next step. It holds types, which hold
+        # the mesh, so it must go with the mesh.
+        self.inferred: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self._key == other._key)
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.sizes, self.coordinate, self.device_mesh)
 
     def __deepcopy__(self, memo: object) -> "Mesh":
         return self  # ranks and groups are not copied with a module that names them

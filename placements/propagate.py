@@ -7,7 +7,6 @@ operand types, shapes and other arguments; the keys hold no tensors.
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -58,7 +57,7 @@ class Typecheck(TorchFunctionMode):
         self.lenient = False  # inside a region: what is not known stays untyped
         self.observer: Observer | None = None
         self._mesh: Mesh | None = None
-        self._memo = _memos.setdefault(NO_MESH, {})
+        self._memo = NO_MESH.inferred
 
     def __enter__(self) -> "Typecheck":
         self._outer = current.mode
@@ -101,7 +100,7 @@ class Typecheck(TorchFunctionMode):
         mesh = current_mesh()
         if mesh is not self._mesh:
             self._mesh = mesh
-            self._memo = _memos.setdefault(mesh or NO_MESH, {})
+            self._memo = (mesh or NO_MESH).inferred
         stale = False
         key: list[Any] = [known]
         for arg in args:
@@ -173,8 +172,6 @@ _UNTYPED = object()
 _OVERWRITES = ("random", "copies and casts")
 
 _known: dict[Any, Any] = {}
-# Inference results by mesh: they are as good in the next step as in this one.
-_memos: WeakKeyDictionary[Mesh, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def _key(arg: Any) -> Any:

@@ -84,7 +84,8 @@ def elementwise_loss(
     **kwargs: Any,
 ) -> TensorType:
     """mse_loss and its kin: elementwise, then all dims reduced."""
-    every = [input, target]
+    weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Operand)]
+    every = [input, target, *weights]
     terms: list[Term] = []
     for operand, labels in zip(every, broadcast(every), strict=True):
         reduced = tuple(

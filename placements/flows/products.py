@@ -174,8 +174,11 @@ def grouped_matmul(
                 "each rank holds other groups, so it needs the rows of those groups",
                 axis, input, "Varying", kind="unsound",
             )  # fmt: skip
+    rows: Label = 0
+    if isinstance(offs, Operand):
+        rows = Mixed("the group ends count rows of the whole, and this rank holds a piece")
     terms = [
-        Term(input, (0, Contract("inner"))),
+        Term(input, (rows, Contract("inner"))),
         Term(weight, (Scattered(), Contract("inner"), 1)),
     ]
     if isinstance(offs, Operand):

@@ -1,33 +1,35 @@
 """All engines on one program: where they disagree, and which known difference it is.
 
-`python -m placements.interop.compare --markdown` prints docs/differences.md.
+`python -m placements.interop.compare --markdown` prints docs/differences.md;
+`--random 5000` counts what the engines say of so many drawn programs.
 """
 
+import argparse
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+
+import torch
+from torch import Tensor
 
 from placements.errors import PlacementError
 from placements.interop import differences as table
 from placements.interop.differences import DIFFERENCES, Difference
-from placements.interop.engines import Engine, Ours, Running, Verdict, run
+from placements.interop.engines import Engine, Ours, Running, Verdict, evaluate, run
 from placements.interop.programs import (
     FLOAT,
-    FORMS,
     INTEGER,
-    MOVES,
-    Choose,
-    Input,
     MESHES,
+    Choose,
     Program,
     Step,
-    axis_types,
     choose_inputs,
     choose_step,
-    move,
 )
 from placements.tensor_type import TensorType
+from placements.torch_private import unseen
 from placements.types import AxisType, I, R, Shard, V
 
 MAX_STEPS = 5
@@ -52,6 +54,21 @@ class Checked:
         return Checked(program, self.verdicts[:count])
 
 
+def check(program: Program) -> Checked | None:
+    """What our checker says of a program; None if torch itself refuses a step."""
+    verdicts: list[Verdict] = []
+    with Running(Ours(), program) as running:
+        for step in program.steps:
+            types = Checked(program, tuple(verdicts)).types
+            verdict = running.step(step)
+            if not _is_answer(verdict, step, running.values, types):
+                return None
+            verdicts.append(verdict)
+            if not verdict.accepted:
+                break
+    return Checked(program, tuple(verdicts)).up_to(len(verdicts))
+
+
 def draw_checked(choose: Choose) -> Checked:
     """A program that our checker accepts up to its last step.
 
@@ -69,7 +86,7 @@ def draw_checked(choose: Choose) -> Checked:
             if step is None:
                 continue
             verdict = running.step(step)
-            if not verdict.accepted and verdict.error != PlacementError.__name__:
+            if not _is_answer(verdict, step, running.values, types):
                 continue
             program = replace(program, steps=(*program.steps, step))
             verdicts.append(verdict)
@@ -78,6 +95,35 @@ def draw_checked(choose: Choose) -> Checked:
             is_float = running.values[-1].dtype.is_floating_point
             kinds.append(FLOAT if is_float else INTEGER)
     return Checked(program, tuple(verdicts))
+
+
+def _is_answer(
+    verdict: Verdict, step: Step, values: Sequence[Tensor], types: Sequence[TensorType]
+) -> bool:
+    """Whether a verdict is about types, not about shapes that fit nowhere."""
+    if verdict.accepted or verdict.error != PlacementError.__name__:
+        return verdict.accepted
+    return step.move is not None or _torch_accepts(step, values, types)
+
+
+def _torch_accepts(
+    step: Step, values: Sequence[Tensor], types: Sequence[TensorType]
+) -> bool:
+    """Whether shapes fit, as one rank holds them or as one device does."""
+    held = [tuple(value.shape) for value in values]
+    whole = [t.global_shape(shape) for t, shape in zip(types, held, strict=True)]
+    with unseen():
+        for shapes in (held, whole):
+            plain = [
+                torch.zeros(shape, dtype=value.dtype)
+                for shape, value in zip(shapes, values, strict=True)
+            ]
+            try:
+                evaluate(step.text, plain, {})
+                return True
+            except (RuntimeError, IndexError, ValueError):
+                continue
+    return False
 
 
 @dataclass(frozen=True)
@@ -146,7 +192,7 @@ def explain(engine: Engine, found: Disagreement) -> Difference | None:
 def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     step = found.step
     letters = {t.letter for operand in found.operands for t in operand.types}
-    moved = "".join(t.letter for t in step.move[2:]) if step.move else ""
+    moved = _letters(step)
     message = found.theirs.message if not found.theirs.accepted else ""
     return (
         engine.name in row.engines
@@ -157,6 +203,14 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
         and (not row.says or re.search(row.says, message) is not None)
         and (not row.edit or _agree_after(engine, row.edit, found))
     )
+
+
+def _letters(step: Step) -> str:
+    """The letters of src and dst of a move; "same" for one cut and itself."""
+    if step.move is None:
+        return ""
+    _, _, src, dst = step.move
+    return "same" if repr(src) == repr(dst) != "V" else src.letter + dst.letter
 
 
 def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
@@ -172,16 +226,21 @@ def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
         ours = running.ask(
             text, {k: _edited(edit, t, step) for k, t in operands.items()}
         )
-    if edit == table.MOVED_INNERMOST and ours.type is not None:
-        return found.theirs.type is not None and dict(ours.type) == dict(found.theirs.type)
+    if edit in (table.MOVED_INNERMOST, table.NO_EXTENTS) and ours.type is not None:
+        bare = {axis: engine.says(_bare(t)) for axis, t in ours.type.items()}
+        return found.theirs.type is not None and bare == dict(found.theirs.type)
     return agree(engine, ours, found.theirs)
+
+
+def _bare(t: AxisType) -> AxisType:
+    return Shard(t.dim) if isinstance(t, Shard) else t
 
 
 def _edited(edit: str, t: TensorType, step: Step) -> dict[str, AxisType]:
     """An operand's type as the peer takes it."""
-    types: dict[str, AxisType] = {
-        axis: Shard(one.dim) if isinstance(one, Shard) else one for axis, one in t.items()
-    }
+    if edit == table.NO_EXTENTS:
+        return dict(t)
+    types: dict[str, AxisType] = {axis: _bare(one) for axis, one in t.items()}
     axis, src = (step.move[1], step.move[2]) if step.move else ("", V)
     if edit == table.NO_INVARIANT:
         return {a: R if one == I else one for a, one in types.items()}
@@ -193,3 +252,52 @@ def _edited(edit: str, t: TensorType, step: Step) -> dict[str, AxisType]:
         types.pop(axis)
         types[axis] = src
     return types
+
+
+def peers() -> list[Engine]:
+    """The engines that are asked for a second opinion."""
+    from placements.interop.dtensor import DTensorEngine
+    from placements.interop.spmd_types import SpmdTypes
+
+    return [SpmdTypes(local=True), SpmdTypes(local=False), DTensorEngine()]
+
+
+def count_random(programs: int, seed: int) -> Counter[tuple[str, str]]:
+    """(engine, outcome) of drawn programs; an unknown disagreement raises."""
+    generator = random.Random(seed)
+    counts: Counter[tuple[str, str]] = Counter()
+    for _ in range(programs):
+        checked = draw_checked(lambda options: generator.choice(list(options)))
+        for engine in peers():
+            if not engine.can_declare(checked.program):
+                counts[engine.name, "cannot say the inputs"] += 1
+                continue
+            found = disagreement(engine, checked)
+            row = explain(engine, found) if found else None
+            if found and row is None:
+                raise AssertionError(f"an unknown disagreement:\n{found}")
+            counts[engine.name, f"{row.kind}: {row.key}" if row else "agree"] += 1
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m placements.interop.compare")
+    parser.add_argument("--markdown", action="store_true", help="docs/differences.md")
+    parser.add_argument("--random", type=int, metavar="N", help="draw N programs")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    from placements.interop.fake_world import fake_world
+    from placements.interop.report import markdown
+
+    with fake_world():
+        if options.random:
+            for (engine, outcome), n in sorted(
+                count_random(options.random, options.seed).items()
+            ):
+                print(f"{n:6}  {engine:18} {outcome}")
+        else:
+            print(markdown(), end="")
+
+
+if __name__ == "__main__":
+    main()

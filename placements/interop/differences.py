@@ -22,6 +22,7 @@ NO_INVARIANT = "Invariant is Replicate"
 TRUST_SRC = "the operand is what src says"
 TRUST_SRC_FORGET_DIMS = "the operand is what src says, and Shard is Varying elsewhere"
 MOVED_INNERMOST = "the axis that moves cuts innermost"
+NO_EXTENTS = "pieces are equal, whatever their lengths"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Difference:
     kind: str
     why: str
     forms: str = ""  # templates or calls, separated by "; "; empty is any
-    moves: str = ""  # "SV VS": letters of src and dst of a collective or cast
+    moves: str = ""  # "SV same": letters of src and dst of a move, or that they are one
     operand: str = ""  # a letter that some operand has
     says: str = ""  # a pattern in what the peer (or, if it accepts, ours) says
     edit: str = ""  # after this edit of the operands, ours says what the peer says
@@ -62,10 +63,10 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "Shard and Varying are one", SPMD, WE_REFUSE, STRICTER,
-        "There a call may go between Shard and Varying, or from a Shard to itself, and "
-        "nothing happens. Here pieces of one tensor and unrelated values are two types: "
-        "`reinterpret` says that they are taken for each other.",
-        forms="all_to_all; convert; redistribute", moves="SV VS SS",
+        "There a call may go between Shard and Varying, as if they were one type. Here "
+        "pieces of one tensor and unrelated values are two: `reinterpret` says that they "
+        "are taken for each other.",
+        forms="all_to_all; convert; redistribute", moves="SV VS",
     ),
     Difference(
         "src is taken on trust, global", (GLOBAL,), WE_REFUSE, STRICTER,
@@ -78,6 +79,19 @@ DIFFERENCES: tuple[Difference, ...] = (
         "src is taken on trust, local", (LOCAL,), WE_REFUSE, STRICTER,
         "As in global mode; and the cuts of other axes are not seen.",
         edit=TRUST_SRC_FORGET_DIMS,
+    ),
+    Difference(
+        "dims are not renumbered", (GLOBAL,), OTHER_TYPE, BUG,
+        "Between Varying and a type with a global value a dim comes or goes. The peer "
+        "keeps the numbers of the dims that other axes cut, so its PartitionSpec names "
+        "another dim, or one that does not exist.",
+        moves="VR VI RV IV PV", operand="S",
+    ),
+    Difference(
+        "a cut dim goes away", (GLOBAL,), WE_REFUSE, BUG,
+        "The dim of one row per rank is cut by another axis. The peer takes a row of each "
+        "piece, and its PartitionSpec still names the dim that is gone, or its old number.",
+        moves="VR VI RV IV PV", operand="S",
     ),
     Difference(
         "Invariant does not mix", (DTENSOR,), WE_REFUSE, STRICTER,
@@ -108,5 +122,77 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Here the result is a Folded extent, with its rows known exactly. DTensor makes a "
         "_StridedShard, which has no global meaning to compare; spmd_types refuses that.",
         forms="{a}.flatten(); {a}.flatten(0, 1)", says="_StridedShard",
+    ),
+    Difference(
+        "global mode has no Varying", (GLOBAL,), THEY_REFUSE, THEIRS,
+        "Every Varying axis must have a dim there. Here unrelated values are a type, so "
+        "that a program may go on with them.",
+        operand="V", says="no PartitionSpec entry",
+    ),
+    Difference(
+        "Partial through a linear op", (*SPMD, DTENSOR), THEY_REFUSE, THEIRS,
+        "Linear in what is pending the sum, the other operands being common to the "
+        "ranks, so the parts still add up. The peers class the op as non-linear, count "
+        "an index or a condition as a summand, or have no such strategy.",
+        forms="linear({a}, {b}); linear({a}, {b}, {c}); matmul({a}, {b}); "
+        "where({a} > 0.0, {b}, {c}); embedding({b}, {a}); {a}.gather({d}, {b}); "
+        "{a}.index_select({d}, {b}); {a}.scatter_add({d}, {b}, {c}); {a}.clone(); "
+        "{a}.cumsum({d}); {a}.mean({d}); {a}.flatten(); {a}.flatten(0, 1)",
+        operand="P",
+        says="Partial type on axis|Implicit redistribution|No valid sharding strategy",
+    ),
+    Difference(
+        "no cast to Partial", (DTENSOR,), THEY_REFUSE, THEIRS,
+        "DTensor keeps redistribution to Partial to itself; here it is the backward of a "
+        "gather and may be written.",
+        forms="convert; redistribute", moves="RP IP SP", says="internal use only",
+    ),
+    Difference(
+        "cuts in mesh order", (DTENSOR,), OTHER_TYPE, STRICTER,
+        "Two axes cut one dim. DTensor moves rows until the cuts are in the order of the "
+        "mesh, which takes more than the call says; here the new cut is the innermost.",
+        operand="S", edit=MOVED_INNERMOST,
+    ),
+    Difference(
+        "an outer cut is undone", (DTENSOR,), WE_REFUSE, STRICTER,
+        "DTensor undoes the inner cut, the outer one, and makes the inner one again: "
+        "three collectives behind one call. Here each is a visible call.",
+        operand="S", edit=MOVED_INNERMOST,
+    ),
+    Difference(
+        "the same cut again", (*SPMD, DTENSOR), WE_REFUSE, STRICTER,
+        "Nothing moves from a cut to the same cut; an all-to-all that does nothing is "
+        "taken for a mistake here.",
+        forms="all_to_all", moves="same",
+    ),
+    Difference(
+        "contiguous input", SPMD, THEY_REFUSE, THEIRS,
+        "The peer leaves it to the caller to call contiguous().",
+        says="must be contiguous",
+    ),
+    Difference(
+        "all_to_all of Varying", SPMD, THEY_REFUSE, THEIRS,
+        "There dim 0 has one row for each rank; here any multiple of the ranks, in equal "
+        "runs, or split sizes.",
+        forms="all_to_all", moves="VV", says="alltoall",
+    ),
+    Difference(
+        "pieces of unequal length", SPMD, THEY_REFUSE, THEIRS,
+        "Here the pieces are Padded, as torch.chunk cuts them; the peer needs a size that "
+        "divides.",
+        says="not evenly divisible",
+    ),
+    Difference(
+        "lengths are not tracked", (GLOBAL, LOCAL), OTHER_TYPE, BUG,
+        "A cut of a dim that does not divide is accepted; a rank without rows then "
+        "raises in forward, and the backward has the wrong shape on every rank. Here the "
+        "type says Padded, and both directions are right.",
+        moves="RS IS PS", edit=NO_EXTENTS,
+    ),
+    Difference(
+        "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, STRICTER,
+        "DTensor keeps the global size apart from the placement, so its Shard is any "
+        "chunk; here the type tells unequal pieces from equal ones.",
+        moves="RS IS PS SS", edit=NO_EXTENTS,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ uneven or folded pieces that it would get right, and one word for Replicate and 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
 import torch.distributed.tensor as peer
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
 from placements.interop.engines import Engine
-from placements.interop.fake_world import device_mesh_of
+from placements.interop.fake_world import device_mesh_of, quiet
 from placements.mesh import Mesh, MeshLike, as_mesh
 from placements.tensor_type import TensorType, make
 from placements.types import AxisType, I, P, R, Shard, TypesLike, V, as_axis_type
@@ -136,7 +136,10 @@ class DTensorEngine(Engine):
     }
 
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
-        return ExplicitRedistributionContext(strict=True)
+        stack = ExitStack()
+        stack.enter_context(quiet())
+        stack.enter_context(ExplicitRedistributionContext(strict=True))
+        return stack
 
     def declare(self, local: Tensor, t: TensorType) -> Any:
         mesh = device_mesh_of(t.mesh)

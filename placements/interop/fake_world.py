@@ -1,6 +1,8 @@
 """A process group that sends nothing, for peers that type-check on a real DeviceMesh."""
 
+import logging
 import math
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -23,11 +25,24 @@ def fake_world() -> Generator[None]:
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
+    # Shapes that do not fit are a verdict here; torch logs them as errors first.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        logger.setLevel(level)
         _meshes.clear()
         dist.destroy_process_group()
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Without warnings: those of the peers are not findings of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:

@@ -13,7 +13,8 @@ import spmd_types.checker
 from torch import Tensor
 
 from placements.interop.engines import Engine
-from placements.interop.fake_world import device_mesh_of
+from placements.interop.fake_world import device_mesh_of, quiet
+from placements.interop.programs import Program
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType, make
 from placements.types import BY_LETTER, AxisType, Shard, V
@@ -101,6 +102,7 @@ class SpmdTypes(Engine):
 
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
         stack = ExitStack()
+        stack.enter_context(quiet())
         stack.enter_context(_peer.set_current_mesh(device_mesh_of(mesh)))
         stack.enter_context(_checker.typecheck(local=self.local))
         return stack
@@ -126,6 +128,10 @@ class SpmdTypes(Engine):
                 return None
             return V if self.local else t
         return t
+
+    def can_declare(self, program: Program) -> bool:
+        varies = any(t == V for x in program.inputs for _, t in x.types)
+        return super().can_declare(program) and (self.local or not varies)
 
 
 def _named(spec: Any, names: Mapping[Any, str]) -> tuple[Any, ...] | None:

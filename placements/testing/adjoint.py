@@ -7,7 +7,7 @@ breaks it. Each input is perturbed alone, so that the guilty one is named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -125,9 +125,8 @@ def _one_rank(
             _cotangent(y, types, mesh, rank, seed, k)
             for k, (y, types) in enumerate(zip(ys, outs, strict=True))
         ]
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-            ys, xs, weights, allow_unused=True
-        )
+        found = torch.autograd.grad(ys, xs, weights, allow_unused=True)
+        gradients = cast(tuple[Tensor | None, ...], found)
         for k, gradient in enumerate(gradients):
             dx = tangents[k][rank]
             left = 0.0

@@ -136,9 +136,11 @@ def layouts(
         free: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
         cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
         free += cuts
-        fitting = [R, *cuts] if isinstance(guess, Cut) else [R, guess] if guess else free
+        fitting = [R, guess] if guess else free
         if isinstance(guess, Invariant):
             fitting = [guess]
+        if isinstance(guess, Cut):
+            fitting = [R, *([cuts[guess.dim]] * 2 if cuts else []), *cuts]
         options = [t for t in fitting if t in free] or free or [R]
         # Now and then anything at all: refusals matter too.
         axes[axis] = draw(st.sampled_from(options * 3 + free))
@@ -153,7 +155,8 @@ def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
     likely: dict[str, AxisType | Cut] = {}
     for axis in mesh.axes:
         pattern = draw(patterns(ranks=mesh.sizes[axis]))
-        likely[axis] = draw(st.sampled_from([R, Cut(0, pattern), P, V, I]))
+        cuts = [Cut(0, pattern), Cut(-1, pattern)]  # rows stand first, features last
+        likely[axis] = draw(st.sampled_from([R, *cuts, P, V, I]))
     return likely
 
 

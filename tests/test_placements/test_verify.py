@@ -443,8 +443,7 @@ def test_each_check_is_about_the_step_since_the_last() -> None:
     assert run_ranks(AXES, one_step_each)[0] == ["clean", "x", "clean"]
 
 
-def two_meshes() -> None:
-    sparse = SPARSE[dist.get_rank()]
+def two_meshes(sparse: Any) -> None:
     x = assert_type(torch.ones(2), {"dp": I, "tp": I})
     with set_current_mesh(sparse):
         y = torch.ones(2) * (dist.get_rank() == 3)
@@ -452,13 +451,10 @@ def two_meshes() -> None:
     assert_type(x * 2, {"dp": I, "tp": I})
 
 
-SPARSE: dict[int, Any] = {}
-
-
 def with_sparse_mesh() -> tuple[str, Any]:
     # Made before checking starts: making a mesh is itself a computation on tensors.
-    SPARSE[dist.get_rank()] = device_mesh({"edp": 1, "ep": 4})
-    return caught(two_meshes)
+    sparse = device_mesh({"edp": 1, "ep": 4})
+    return caught(lambda: two_meshes(sparse))
 
 
 def test_values_on_another_mesh_over_the_same_ranks() -> None:

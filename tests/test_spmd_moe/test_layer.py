@@ -108,7 +108,6 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("parallel", PARALLELS, ids=named)
 def test_global_weights_do_not_depend_on_the_mesh(parallel: Parallel) -> None:
-    """An integer loss of exact sums: the gradient of y.sum() with favoured experts."""
     case = Case(parallel, seed=3)
     steps = on_ranks(case)
     again = on_ranks(replace(case, parallel=Parallel(), batch=case.batch * parallel.dp))

@@ -37,10 +37,11 @@ class Given:
     along: int = 0
     unique: bool = False
     ends: int | None = None
+    fixed: bool = False  # torch has no gradient for it
 
     @property
     def has_gradient(self) -> bool:
-        return self.dtype.is_floating_point or self.dtype.is_complex
+        return self.dtype.is_floating_point and not self.fixed
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ def bincount(b: Builder) -> Call:
     size = b.size()
     b.whole(size, letters="RSVI", below=3)
     if b.pick(True, False):
-        b.value(size)
+        b.value(size, fixed=True)
     fn, weighted = b.fn, len(b.operands) > 1
 
     def run(x: Tensor, weights: Tensor | None = None) -> Tensor:

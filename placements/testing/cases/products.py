@@ -128,7 +128,7 @@ def cross_entropy(b: Builder) -> Call:
         b.whole(*lead, *rest, below=classes, letters="RSVI")
     weighted = b.pick(False, True)
     if weighted:
-        b.value(classes, positive=True)
+        b.value(classes, positive=True, fixed=True)
     reduction = b.pick("sum", "none", "mean")
     fn = b.fn
     return b.call(run=lambda *xs: fn(*xs, reduction=reduction))
@@ -141,7 +141,7 @@ def elementwise_loss(b: Builder) -> Call:
     fn, name = b.fn, b.name
     options: dict[str, Any] = {"reduction": b.pick("sum", "none", "mean")}
     if name.startswith("binary") and b.pick(False, True):
-        b.value(*b.under(shape))
+        b.value(*shape, fixed=True)
 
     def run(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Any:
         if name == "binary_cross_entropy":
