@@ -46,7 +46,9 @@ def one_step_programs() -> Iterator[Program]:
             yield Program(sizes, (x,), (move(call, 0, "tp", src, dst),))
 
 
-def _program(shape: tuple[int, ...], types: Mapping[str, AxisType], *steps: Step) -> Program:
+def _program(
+    shape: tuple[int, ...], types: Mapping[str, AxisType], *steps: Step
+) -> Program:
     sizes = ONE_AXIS if len(types) == 1 else TWO_AXES
     return Program(tuple(sizes.items()), (Input(shape, tuple(types.items())),), steps)
 

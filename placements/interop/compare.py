@@ -223,9 +223,7 @@ def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
         if edit == table.NO_INVARIANT:
             text = text.replace("=I", "=R")
         operands = dict(zip(step.args, found.operands, strict=True))
-        ours = running.ask(
-            text, {k: _edited(edit, t, step) for k, t in operands.items()}
-        )
+        ours = running.ask(text, {k: _edited(edit, t, step) for k, t in operands.items()})
     if edit in (table.MOVED_INNERMOST, table.NO_EXTENTS) and ours.type is not None:
         bare = {axis: engine.says(_bare(t)) for axis, t in ours.type.items()}
         return found.theirs.type is not None and bare == dict(found.theirs.type)
@@ -287,7 +285,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     from placements.interop.fake_world import fake_world
-    from placements.interop.report import markdown
+    from placements.interop.report import markdown, survey
 
     with fake_world():
         if options.random:
@@ -296,7 +294,7 @@ def main() -> None:
             ):
                 print(f"{n:6}  {engine:18} {outcome}")
         else:
-            print(markdown(), end="")
+            print(markdown(survey()), end="")
 
 
 if __name__ == "__main__":

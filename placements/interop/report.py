@@ -68,9 +68,8 @@ def survey() -> Survey:
     return result
 
 
-def markdown() -> str:
+def markdown(result: Survey) -> str:
     """The text of docs/differences.md; needs a `fake_world`."""
-    result = survey()
     if result.unknown:
         raise AssertionError(f"an unknown disagreement:\n{result.unknown[0]}")
     engines = peers()

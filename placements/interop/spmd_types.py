@@ -25,9 +25,7 @@ _checker = cast(Any, spmd_types.checker)
 # axis -> R, I, V or P; and the PartitionSpec, if a dim is cut
 Said: TypeAlias = tuple[dict[str, Any], Any]
 
-_TO_PEER: Mapping[str, Any] = {
-    letter: getattr(spmd_types, letter) for letter in BY_LETTER
-}
+_TO_PEER: Mapping[str, Any] = {letter: getattr(spmd_types, letter) for letter in BY_LETTER}
 _FROM_PEER: Mapping[Any, AxisType] = {
     peer: BY_LETTER[letter] for letter, peer in _TO_PEER.items()
 }
@@ -114,9 +112,7 @@ class SpmdTypes(Engine):
         return _peer.assert_type(local, said, partition_spec=spec)
 
     def type_of(self, value: Tensor, mesh: Mesh) -> TensorType:
-        said = {
-            axis: _peer.maybe_get_axis_local_type(value, axis) for axis in mesh.axes
-        }
+        said = {axis: _peer.maybe_get_axis_local_type(value, axis) for axis in mesh.axes}
         spec = None if self.local else _peer.get_partition_spec(value)
         names = {_peer.normalize_axis(axis): axis for axis in mesh.axes}
         known = {axis: t for axis, t in said.items() if t is not None}

@@ -1,0 +1,259 @@
+"""One transition, as called: find its row, check and type it, run it.
+
+With checking off the arguments alone say what to do. With checking on the tensor's type
+must be `src`, and the result gets its type; the rest is the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from placements import tags
+from placements.describe import operand_of
+from placements.extents import Even, Extent, Padded
+from placements.infer import Operand, Refusal
+from placements.ledger import active_ledger
+from placements.mesh import Mesh, current_mesh
+from placements.moves import Cut, Move, apply
+from placements.retype import retyped, shifted
+from placements.state import current, observer, suspended
+from placements.tensor_type import make
+from placements.torch_private import unseen
+from placements.transition_errors import (
+    check_mesh,
+    check_source,
+    no_such_transition,
+    refused,
+)
+from placements.transitions import Transition, find
+from placements.transport import Line
+from placements.types import AxisType, AxisTypeLike, Shard, as_axis_type
+
+Axis = str | dist.ProcessGroup
+
+# How many dims an action adds; such actions do so on an axis of one rank too.
+_DIMS_ADDED = {
+    "stack": 1,
+    "place row": 1,
+    "unbind": -1,
+    "sum and unbind": -1,
+    "exchange": 0,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call: what is to become of `x` on one axis."""
+
+    call: str
+    x: Tensor
+    line: Line
+    mesh: Mesh | None
+    src: AxisType
+    dst: AxisType
+    new_dim: int
+    sends: Sequence[int] | None
+    receives: Sequence[int] | None
+
+
+def run(
+    call: str,
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike,
+    dst: AxisTypeLike | None,
+    *,
+    new_dim: int = 0,
+    sends: Sequence[int] | None = None,
+    receives: Sequence[int] | None = None,
+) -> Tensor:
+    """Carry out `call` on `x` over `axis`, from type `src` to type `dst`."""
+    line, mesh = _line(axis)
+    request = Request(
+        call,
+        x,
+        line,
+        mesh,
+        as_axis_type(src),
+        _required(call, dst),
+        new_dim,
+        sends,
+        receives,
+    )
+    row = _row(request)
+    if current.mode is None:
+        if row is None or (line.size == 1 and row.action not in _DIMS_ADDED):
+            return x
+        return apply(_move(request, row, *_cuts_as_said(request, row)), x)
+    watcher = observer()
+    if watcher is not None:
+        watcher.crossing(call, None, x, tags.get(x))
+    with unseen(), suspended():
+        moved = _checked(request, row)
+    if watcher is not None and moved is not x:
+        watcher.crossing(call, "result", moved, tags.get(moved))
+    return moved
+
+
+def _required(call: str, dst: AxisTypeLike | None) -> AxisType:
+    if dst is None:
+        raise ValueError(
+            f"{call} needs dst=R or dst=I: the backward depends on it. R if each rank "
+            "uses the result in its own way, I if all repeat one computation"
+        )
+    return as_axis_type(dst)
+
+
+def _line(axis: Axis) -> tuple[Line, Mesh | None]:
+    """The ranks of an axis, by its name or its process group; and the mesh it is of."""
+    mesh = current_mesh()
+    if isinstance(axis, str):
+        if mesh is None:
+            if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+                raise ValueError(
+                    f"axis {axis!r} is a name, but no mesh is current; "
+                    "with set_current_mesh(mesh): ..."
+                )
+            return Line(axis, 1, 0, None), None
+        size = mesh.require(axis)
+        return Line(axis, size, mesh.coordinate[axis], mesh.group(axis)), mesh
+    for name in mesh.sizes if mesh is not None and mesh.device_mesh is not None else ():
+        assert mesh is not None
+        if mesh.group(name) is axis:
+            return Line(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
+    rank = dist.get_rank(axis)
+    return Line(axis.group_name, dist.get_world_size(axis), rank, axis), None
+
+
+def _row(request: Request) -> Transition | None:
+    """The row of the table; None where src and dst are the same."""
+    src, dst = request.src, request.dst
+    keeps = request.call in ("redistribute", "convert", "reinterpret")
+    if keeps and repr(src) == repr(dst):
+        return None
+    row = find(request.call, src, dst)
+    recuts_one_dim = (
+        isinstance(src, Shard)
+        and isinstance(dst, Shard)
+        and (src.dim - dst.dim) % request.x.dim() == 0
+    )
+    if row is None or recuts_one_dim:
+        raise no_such_transition(request.call, request.x, request.line.axis, src, dst)
+    return row
+
+
+def _move(
+    request: Request, row: Transition, src_cut: Cut | None, dst_cut: Cut | None
+) -> Move:
+    sends, receives = _splits(request, row)
+    return Move(
+        row,
+        request.line,
+        src_cut,
+        dst_cut,
+        request.new_dim,
+        sends,
+        receives,
+        active_ledger(),
+    )
+
+
+def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | None]:
+    """The cuts that the arguments alone describe: checking is off."""
+    src, dst, x, line = request.src, request.dst, request.x, request.line
+    src_cut = _held_cut(src, x, line) if isinstance(src, Shard) else None
+    if not isinstance(dst, Shard):
+        return src_cut, None
+    if row.action not in ("cut", "sum and cut", "recut"):
+        return src_cut, _held_cut(dst, x, line)
+    dim = dst.dim % x.dim()
+    extent: Extent = (dst.extent or Padded(x.shape[dim])).over(line.size)
+    if extent.total != x.shape[dim]:
+        raise ValueError(
+            f"{row.call}: {extent!r} cuts {extent.total} rows, but dim {dim} has "
+            f"{x.shape[dim]}"
+        )
+    return src_cut, (dim, extent)
+
+
+def _held_cut(t: Shard, x: Tensor, line: Line) -> Cut:
+    dim = t.dim % x.dim()
+    extent = (t.extent or Even(x.shape[dim] * line.size)).over(line.size)
+    if extent.local_size(line.rank) != x.shape[dim]:
+        raise ValueError(
+            f"dim {dim} has {x.shape[dim]} rows here, but {extent!r} over axis "
+            f"{line.axis!r} gives rank {line.rank} {extent.local_size(line.rank)}"
+        )
+    return dim, extent
+
+
+def _splits(request: Request, row: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many rows go to each rank, and come from it; equal runs unless it is said."""
+    sends, receives, line = request.sends, request.receives, request.line
+    if row.action != "exchange":
+        if sends is not None or receives is not None:
+            raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
+        return (), ()
+    if (sends is None) != (receives is None):
+        raise ValueError("give both input_split_sizes and output_split_sizes, or neither")
+    rows = request.x.shape[0]
+    if sends is None or receives is None:
+        if rows % line.size:
+            raise ValueError(
+                f"all_to_all without split sizes needs a multiple of {line.size} rows, "
+                f"got {rows}"
+            )
+        even = (rows // line.size,) * line.size
+        return even, even
+    if len(sends) != line.size or len(receives) != line.size:
+        raise ValueError(
+            f"split sizes need one entry for each of the {line.size} ranks of axis "
+            f"{line.axis!r}, got {len(sends)} and {len(receives)}"
+        )
+    if sum(sends) != rows or min(*sends, *receives) < 0:
+        raise ValueError(
+            f"input_split_sizes {list(sends)} must be >= 0 and sum to the {rows} rows"
+        )
+    return tuple(sends), tuple(receives)
+
+
+def _checked(request: Request, row: Transition | None) -> Tensor:
+    x, line = request.x, request.line
+    operand = operand_of(x, request.call)
+    if line.size == 1:
+        return _on_one_rank(request, row, operand)
+    check_mesh(request.call, x, operand.type, line.axis, request.mesh)
+    check_source(request.call, x, operand.type, line.axis, request.src)
+    if row is None:
+        return x
+    move = _move(request, row, _cut_in(operand, line.axis), None)
+    try:
+        result = retyped(
+            row, operand, line.axis, request.dst, new_dim=request.new_dim,
+            receives=move.receives if row.action == "exchange" else None,
+        )  # fmt: skip
+    except Refusal as refusal:
+        raise refused(request.call, x, operand.type, line.axis, refusal) from None
+    moved = apply(_move(request, row, move.src_cut, _cut_in(result, line.axis)), x)
+    tags.put(moved, result.type)
+    return moved
+
+
+def _on_one_rank(request: Request, row: Transition | None, operand: Operand) -> Tensor:
+    """Nothing is sent and no type changes; dims come and go as on many ranks."""
+    if row is None or row.action not in _DIMS_ADDED:
+        return request.x
+    moved = apply(_move(request, row, None, None), request.x)
+    types = shifted(dict(operand.type), request.new_dim, _DIMS_ADDED[row.action])
+    tags.put(moved, make(operand.type.mesh, types, operand.type.index))
+    return moved
+
+
+def _cut_in(operand: Operand, axis: str) -> Cut | None:
+    shard = operand.type[axis]
+    if not isinstance(shard, Shard):
+        return None
+    assert shard.extent is not None
+    return shard.dim, shard.extent

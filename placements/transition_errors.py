@@ -1,0 +1,110 @@
+"""What can be wrong with a transition that was called, and how it is said."""
+
+from torch import Tensor
+
+from placements.callsite import name_of
+from placements.describe import described
+from placements.errors import PlacementError, mismatch
+from placements.infer import Refusal
+from placements.mesh import Mesh
+from placements.tensor_type import TensorType
+from placements.transitions import choices, find
+from placements.types import WORDS, AxisType, Shard
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+def _word(t: AxisType) -> str:
+    return repr(t) if isinstance(t, Shard) else WORDS[t.letter]
+
+
+def check_mesh(
+    call: str, x: Tensor, known: TensorType, axis: str, mesh: Mesh | None
+) -> None:
+    """The tensor must live on the mesh whose axis is named."""
+    if mesh is None:
+        raise PlacementError(
+            f"{call}: the process group {axis!r} is no axis of the current mesh",
+            where=call,
+            axis=axis,
+            advice="name an axis of the current mesh",
+        )
+    if known.mesh != mesh and not known.is_number:
+        name = name_of(x) or "x"
+        raise mismatch(
+            call, name, axis, f"a tensor on {mesh!r}", f"on {known.mesh!r}",
+            rule="a collective runs over an axis of the mesh that the tensor lives on",
+            operands=[described(x, known)],
+            advice=f"reinterpret_mesh({name}, mesh)",
+        )  # fmt: skip
+
+
+def check_source(call: str, x: Tensor, known: TensorType, axis: str, src: AxisType) -> None:
+    """The tensor must be what `src` says, and an uneven `src` must say how it is cut."""
+    if known.is_number and src.letter in "RI":
+        return
+    actual, name = known[axis], name_of(x) or "x"
+    if isinstance(src, Shard):
+        src = Shard(src.dim % x.dim(), src.extent)
+    if actual != src:
+        raise mismatch(
+            call, name, axis, _word(src), _word(actual),
+            rule="src must be the type that the tensor has",
+            operands=[described(x, known)],
+        )  # fmt: skip
+    if isinstance(src, Shard) and isinstance(actual, Shard) and src.extent is None:
+        assert actual.extent is not None
+        if not actual.extent.is_even:
+            raise mismatch(
+                call, name, axis,
+                f"src={actual!r}", f"cut unevenly, {actual.extent!r}, and src={src!r}",
+                rule="with checking off nothing else tells the collective how many rows "
+                "each rank holds",
+                operands=[described(x, known)],
+                advice=f"src={actual!r}",
+            )  # fmt: skip
+
+
+def refused(
+    call: str, x: Tensor, known: TensorType, axis: str, refusal: Refusal
+) -> PlacementError:
+    """The error for a transition that cannot be typed."""
+    return mismatch(
+        call, name_of(x) or "x", refusal.axis, refusal.expected,
+        _word(known[refusal.axis or axis]),
+        rule=refusal.reason, operands=[described(x, known)],
+    )  # fmt: skip
+
+
+def no_such_transition(
+    call: str, x: Tensor, axis: str, src: AxisType, dst: AxisType
+) -> PlacementError:
+    """The error for a pair of types that the call does not take."""
+    expected = ", ".join(choices(call))
+    return PlacementError(
+        f"{call}: {name_of(x) or 'x'} on axis {axis!r} from {_word(src)} to {_word(dst)}, "
+        f"expected one of {expected}",
+        where=call,
+        name=name_of(x) or "x",
+        axis=axis,
+        actual=f"{src!r} -> {dst!r}",
+        expected=expected,
+        rule="a reduction sums values that are pending a sum, and nothing else"
+        if call in _REDUCTIONS
+        else "",
+        advice=_advice(call, name_of(x) or "x", axis, src, dst),
+    )
+
+
+def _advice(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> str:
+    if call in _REDUCTIONS and src.letter in "VS":
+        return (
+            f"if the values really are summands, say so: "
+            f"reinterpret({name}, {axis!r}, src=V, dst=P)"
+        )
+    if call in _REDUCTIONS and src.letter in "RI":
+        return "the values are equal on all ranks already; a sum would count them n times"
+    other = find("redistribute", src, dst)
+    if other is None:
+        return ""
+    return f"{other.call}({name}, {axis!r}, src={src!r}, dst={dst!r})"
