@@ -71,17 +71,8 @@ def run(
 ) -> Tensor:
     """Carry out `call` on `x` over `axis`, from type `src` to type `dst`."""
     line, mesh = _line(axis)
-    request = Request(
-        call,
-        x,
-        line,
-        mesh,
-        as_axis_type(src),
-        _required(call, dst),
-        new_dim,
-        sends,
-        receives,
-    )
+    types = as_axis_type(src), _required(call, dst)
+    request = Request(call, x, line, mesh, *types, new_dim, sends, receives)
     row = _row(request)
     if current.mode is None:
         if row is None or (line.size == 1 and row.action not in _DIMS_ADDED):
@@ -147,17 +138,10 @@ def _row(request: Request) -> Transition | None:
 def _move(
     request: Request, row: Transition, src_cut: Cut | None, dst_cut: Cut | None
 ) -> Move:
-    sends, receives = _splits(request, row)
-    return Move(
-        row,
-        request.line,
-        src_cut,
-        dst_cut,
-        request.new_dim,
-        sends,
-        receives,
-        active_ledger(),
-    )
+    splits = _splits(request, row)
+    cuts = src_cut, dst_cut
+    record = active_ledger() if request.line.size > 1 else None
+    return Move(row, request.line, *cuts, request.new_dim, *splits, record)
 
 
 def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | None]:

@@ -21,8 +21,9 @@ from placements.infer import (
     Term,
     combine,
 )
-from placements.rules import LINEAR
+from placements.rules import DIM_REASONS, LINEAR
 from placements.tensor_type import TensorType
+from placements.types import Shard
 
 if TYPE_CHECKING:
     from placements.ops import Op
@@ -71,6 +72,35 @@ def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]
 
 def _own(axes: tuple[str, ...], otherwise: Label) -> Label:
     return Addressed(axes, otherwise) if axes else otherwise
+
+
+def _check_rows(
+    axes: tuple[str, ...],
+    index: Operand,
+    source: Operand,
+    index_dim: int,
+    source_dim: int,
+) -> None:
+    """Rows that are written to own rows must be cut as the index is: one row each."""
+    cut = [axis for axis in axes if axis in index.cut_axes(index_dim)]
+    for axis in cut:
+        shard = index.type[axis]
+        assert isinstance(shard, Shard)
+        wanted = Shard(source_dim, shard.extent)
+        if source.type[axis] != wanted and source.type[axis].letter != "V":
+            raise Refusal(
+                "every row that is written goes with one element of the index, so both "
+                "must be cut alike",
+                axis, source, repr(wanted),
+            )  # fmt: skip
+    orders = [
+        [axis for axis in order if axis in cut]
+        for order in (index.cut_axes(index_dim), source.cut_axes(source_dim))
+    ]
+    if orders[0] != orders[1] and len(orders[1]) == len(cut):
+        raise Refusal(
+            f"{DIM_REASONS['other order']}: {orders}", cut[0], source, str(orders[0])
+        )
 
 
 def gather(op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any) -> TensorType:
@@ -146,6 +176,7 @@ def scatter(
     source = tuple(own if d == along else d for d in range(index.ndim))
     terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
     if isinstance(src, Operand):
+        _check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
     return _written(op, input, terms, src)
 
@@ -163,6 +194,8 @@ def index_write(
     terms = [Term(input, tuple(target)), Term(index, (own,), is_control=True)]
     if isinstance(source, Operand):
         rows = tuple(own if d == along else d for d in range(source.ndim))
+        if source.ndim:
+            _check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
     return _written(op, input, terms, source)
 
@@ -345,6 +378,11 @@ class _Plan:
                     own = _own(self._axes(entry, dim), Mixed(POSITIONS))
                     target[self.index_at + k] = own
         shift = self.result_ndim - value.ndim
+        for entry, dim, _ in self.tensors:
+            for k in range(0 if entry.is_bool else entry.ndim):
+                at = self.index_at + self.index_ndim - entry.ndim + k - shift
+                if at >= 0 and (value.shape[at] != 1 or value.cut_axes(at)):
+                    _check_rows(self._axes(entry, dim), entry, value, k, at)
         return tuple(
             None if size == 1 and not value.cut_axes(d) else target[d + shift]
             for d, size in enumerate(value.shape)

@@ -39,15 +39,8 @@ def check_sound(program: Program, types: Sequence[TensorType], seed: int = 0) ->
     """
     mesh = program.mesh
     generator = torch.Generator().manual_seed(seed)
-    for bound in (2, 1):  # an index may be too large for the dim that it meets
-        leaves = [_leaf(x, mesh, generator, bound) for x in program.inputs]
-        try:
-            values = _on_one_device(program, types, leaves)
-            break
-        except (IndexError, RuntimeError):
-            if bound == 1:
-                return False
-    if not all(value.isfinite().all() for value in values):
+    leaves, values = _drawn(program, types, generator)
+    if not values or not all(bool(value.isfinite().all()) for value in values):
         return False
     last, result_type = values[-1], types[-1]
     cotangent = torch.randn(last.shape, generator=generator, dtype=torch.float64)
@@ -61,14 +54,25 @@ def check_sound(program: Program, types: Sequence[TensorType], seed: int = 0) ->
         _compare(program, f"x{k}, {t!r},", held, t, value.detach())
     if last.requires_grad and ranks[0][1]:
         floats = [k for k, x in enumerate(program.inputs) if x.kind == FLOAT]
-        wanted = torch.autograd.grad(
-            last, [leaves[k] for k in floats], cotangent, allow_unused=True
-        )
+        wanted = _gradients(last, [leaves[k] for k in floats], cotangent)
         for place, (k, grad) in enumerate(zip(floats, wanted, strict=True)):
             held = [rank[1][place] for rank in ranks]
-            target = torch.zeros_like(leaves[k]) if grad is None else grad
-            _compare(program, f"gradient of x{k}", held, types[k].dual(), target)
+            _compare(program, f"gradient of x{k}", held, types[k].dual(), grad)
     return True
+
+
+def _drawn(
+    program: Program, types: Sequence[TensorType], generator: torch.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs, and all values on one device; none if torch refuses an index."""
+    leaves: list[Tensor] = []
+    for bound in (2, 1):  # an index may be too large for the dim that it meets
+        leaves = [_leaf(x, program.mesh, generator, bound) for x in program.inputs]
+        try:
+            return leaves, _on_one_device(program, types, leaves)
+        except (IndexError, RuntimeError):
+            continue
+    return leaves, []
 
 
 def _leaf(x: Input, mesh: Mesh, generator: torch.Generator, bound: int) -> Tensor:
@@ -133,9 +137,9 @@ def _moved(value: Tensor, old: TensorType, new: TensorType, step: Step) -> Tenso
         case "unbind" | "sum and unbind":
             return value.movedim(len(others), at)
         case "exchange":
-            runs = value.unflatten(len(varying), (old.mesh.sizes[axis], -1))
-            swapped = runs.transpose(at, len(varying))
-            return swapped.flatten(len(varying), len(varying) + 1)
+            shape, rows, ranks = value.shape, len(varying), old.mesh.sizes[axis]
+            runs = value.reshape(*shape[:rows], ranks, -1, *shape[rows + 1 :])
+            return runs.transpose(at, rows).flatten(rows, rows + 1)
         case _:
             return regrouped(value, old, new) if row.call == "reinterpret" else value
 
@@ -209,18 +213,25 @@ def _on_rank(
         for step in program.steps:
             values.append(evaluate(step.text, values, Ours.names))
     held_values = [value.detach() for value in values]
-    if not values[-1].requires_grad:
+    last: Tensor = values[-1]
+    if not last.requires_grad or last.shape != seed.shape:
         return held_values, []
     try:
-        grads = torch.autograd.grad(values[-1], inputs, seed, allow_unused=True)
+        return held_values, _gradients(last, inputs, seed)
     except RuntimeError as error:
         if "invalid gradient" not in str(error):  # torch has no derivative for it
             raise
         return held_values, []
-    filled = [
-        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)
+
+
+def _gradients(last: Tensor, inputs: Sequence[Tensor], seed: Tensor) -> list[Tensor]:
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        last, inputs, seed, allow_unused=True
+    )
+    return [
+        torch.zeros_like(x) if grad is None else grad
+        for x, grad in zip(inputs, found, strict=True)
     ]
-    return held_values, filled
 
 
 def _compare(

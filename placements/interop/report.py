@@ -5,7 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from placements.interop.cases import all_programs
-from placements.interop.compare import Disagreement, check, disagreement, explain, peers
+from placements.interop.checked import check
+from placements.interop.compare import Disagreement, disagreement, explain, peers
 from placements.interop.differences import BUG, DIFFERENCES, STRICTER, THEIRS
 from placements.interop.engines import Engine, Verdict, run
 from placements.interop.programs import Program

@@ -72,9 +72,9 @@ def from_peer(said: Mapping[str, Any], spec: Any, mesh: Mesh) -> TensorType:
     names. The order of axes that share a dim is kept.
     """
     types: dict[str, AxisType] = {}
-    for dim, entry in enumerate(spec or ()):
-        axes: Any = entry if isinstance(entry, tuple) else (entry,)
-        types |= {axis: Shard(dim) for axis in axes if axis is not None}
+    entries: Any = spec or ()
+    for dim, entry in enumerate(entries):
+        types |= {axis: Shard(dim) for axis in _axes(entry)}
     for axis in mesh.axes:
         if axis not in said:
             raise ValueError(f"the tensor has no type on mesh axis {axis!r}")
@@ -130,15 +130,15 @@ class SpmdTypes(Engine):
         return super().can_declare(program) and (self.local or not varies)
 
 
-def _named(spec: Any, names: Mapping[Any, str]) -> tuple[Any, ...] | None:
-    """A PartitionSpec with axis names for the peer's axis objects."""
-    if spec is None:
-        return None
-    return tuple(
-        tuple(names[axis] for axis in entry)
-        if isinstance(entry, tuple)
-        else None
-        if entry is None
-        else names[entry]
-        for entry in spec
-    )
+def _named(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:
+    """A PartitionSpec as the names of the axes that cut each dim."""
+    return [
+        tuple(names[axis] for axis in _axes(entry))
+        for entry in (() if spec is None else spec)
+    ]
+
+
+def _axes(entry: Any) -> tuple[Any, ...]:
+    if entry is None:
+        return ()
+    return cast(tuple[Any, ...], entry) if isinstance(entry, tuple) else (entry,)

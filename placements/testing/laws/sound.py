@@ -118,6 +118,8 @@ def check_forgetting(placed: PlacedCall) -> None:
     """What is accepted for pieces is accepted for values that are merely different."""
     if any(given.rows_of is not None for given in placed.call.operands):
         return  # an index of pieces says which pieces it means
+    if any(t.letter == "P" for types in placed.types for t in types[0].types):
+        return  # pieces that are contracted are summands; values that differ are not
     forgotten = replace(
         placed,
         types=[
