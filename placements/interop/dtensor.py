@@ -40,11 +40,13 @@ def placement_of(t: AxisType) -> peer.Placement:
 
 def axis_type_of(placement: peer.Placement, *, replicated: AxisType = R) -> AxisType:
     """Our type for a placement; `replicated` is what Replicate means, R or I."""
-    if type(placement) is peer.Replicate:
+    # By exact class: a _StridedShard is a Shard to isinstance, and is not ours.
+    kind = type(placement)
+    if kind is peer.Replicate:
         return replicated
-    if type(placement) is peer.Shard:
-        return Shard(placement.dim)
-    if type(placement) is peer.Partial and placement.reduce_op == "sum":
+    if kind is peer.Shard:
+        return Shard(cast(peer.Shard, placement).dim)
+    if kind is peer.Partial and cast(peer.Partial, placement).reduce_op == "sum":
         return P
     raise ValueError(
         f"{placement!r} is not a type: Replicate(), Shard(dim) or Partial('sum') are"
@@ -147,7 +149,7 @@ class DTensorEngine(Engine):
         return peer.DTensor.from_local(local, mesh, placements, run_check=False)
 
     def type_of(self, value: Any, mesh: Mesh) -> TensorType:
-        return from_placements(cast(Any, value).placements, mesh)
+        return from_placements(value.placements, mesh)
 
     def says(self, t: AxisType) -> AxisType | None:
         if isinstance(t, Shard):

@@ -28,8 +28,9 @@ from placements.types import AxisType
 # Every torch name that the forms use.
 TORCH_NAMES: Mapping[str, Any] = {
     "relu": torch.relu, "exp": torch.exp, "maximum": torch.maximum, "where": torch.where,
-    "matmul": torch.matmul, "linear": functional.linear, "addmm": torch.addmm, "bmm": torch.bmm,
-    "einsum": torch.einsum, "softmax": torch.softmax, "layer_norm": functional.layer_norm,
+    "matmul": torch.matmul, "linear": functional.linear, "addmm": torch.addmm,
+    "bmm": torch.bmm, "einsum": torch.einsum, "softmax": torch.softmax,
+    "layer_norm": functional.layer_norm,
     "cat": torch.cat, "stack": torch.stack, "embedding": functional.embedding,
 }  # fmt: skip
 

@@ -233,11 +233,13 @@ def choose_step(
 def _choose_move(
     choose: Choose, program: Program, types: Sequence[TensorType], ndims: Sequence[int]
 ) -> Step | None:
-    arg = choose(range(len(types)))
-    axis = choose([axis for axis, _ in program.sizes])
-    call = choose(list(MOVES))
+    arg: int = choose(range(len(types)))
+    axis: str = choose([axis for axis, _ in program.sizes])
+    call: str = choose(list(MOVES))
     sources, targets = (axis_types(letters, ndims[arg]) for letters in MOVES[call])
     actual = types[arg][axis]
     # Mostly the type that the tensor has; now and then a claim that is wrong.
-    src = actual if choose([True, True, True, False]) else choose(sources or [actual])
+    src: AxisType = (
+        actual if choose([True, True, True, False]) else choose(sources or [actual])
+    )
     return move(call, arg, axis, src, choose(targets)) if targets else None

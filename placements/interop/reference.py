@@ -10,7 +10,7 @@ must join to what one device computes.
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -225,8 +225,10 @@ def _on_rank(
 
 
 def _gradients(last: Tensor, inputs: Sequence[Tensor], seed: Tensor) -> list[Tensor]:
-    found: Sequence[Tensor | None] = torch.autograd.grad(
-        last, inputs, seed, allow_unused=True
+    # torch's own annotation forgets that an unused input has no gradient.
+    found = cast(
+        Sequence[Tensor | None],
+        torch.autograd.grad(last, inputs, seed, allow_unused=True),
     )
     return [
         torch.zeros_like(x) if grad is None else grad
