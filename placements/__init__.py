@@ -47,8 +47,8 @@ from placements.meaning import split as split
 from placements.mesh import Mesh as Mesh
 from placements.mesh import current_mesh as current_mesh
 from placements.mesh import set_current_mesh as set_current_mesh
+from placements.op_lookup import register_op as register_op
 from placements.presentations import reinterpret_mesh as reinterpret_mesh
-from placements.propagate import register_op as register_op
 from placements.propagate import typecheck as typecheck
 from placements.state import shared_generator as shared_generator
 from placements.typed import typed as typed

@@ -84,9 +84,9 @@ ROWS: tuple[Row, ...] = (
         "logical_or logical_xor logit log_sigmoid lt maximum minimum mish nan_to_num ne "
         "pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit "
         "silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink threshold "
-        "trunc xlogy addcdiv special_expit special_entr __and__ __or__ __xor__ __invert__ "
-        "__lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ __mod__ __rmod__ "
-        "__floordiv__ __rfloordiv__",
+        "trunc xlogy addcdiv addcmul special_expit special_entr __and__ __or__ __xor__ "
+        "__invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ __mod__ "
+        "__rmod__ __floordiv__ __rfloordiv__",
         NONLINEAR, elementwise.pointwise,
         "each element by itself, but f(a + b) is not f(a) + f(b)"),
     Row("sums", "add sub subtract rsub __rsub__ __radd__", LINEAR, elementwise.pointwise,
@@ -246,7 +246,7 @@ ROWS: tuple[Row, ...] = (
     Row("views", "repeat_interleave", LINEAR, views.repeat_interleave,
         "every row several times in place: the pieces grow by that factor"),
     Row("views", "narrow", LINEAR, views.narrow,
-        "a dim that is cut is taken whole"),
+        "rows of a dim that is not cut"),
     Row("views", "select", LINEAR, views.select,
         "one row of a dim that is not cut"),
     Row("views", "unbind", LINEAR, views.unbind,
@@ -277,7 +277,9 @@ ROWS: tuple[Row, ...] = (
     Row("random", "bernoulli multinomial", NONLINEAR, random.sample,
         "drawn numbers, which ranks share only if the caller says so", takes="shared"),
     Row("random",
-        "rand_like randn_like randint_like normal uniform exponential random",
+        "rand_like randn_like randint_like normal uniform exponential random "
+        "kaiming_uniform kaiming_normal xavier_uniform xavier_normal trunc_normal "
+        "orthogonal",
         NONLINEAR, random.like,
         "fresh numbers in a tensor's shape or place", takes="shared"),
     Row("random", "rand randn randint randperm", NONLINEAR, random.create,
@@ -312,6 +314,7 @@ METADATA = frozenset(
     "is_tensor is_storage result_type can_cast promote_types broadcast_tensors_shape "
     "_set_grad_enabled is_same_size is_shared _typed_storage is_pinned ndimension "
     "_backward_hooks _post_accumulate_grad_hooks set_default_dtype record_stream "
+    "profiler::_record_function_enter_new profiler::_record_function_exit "
     "__deepcopy__ __reduce_ex__ __setstate__ is_distributed volatile_ "
     "is_conj is_neg resolve_conj_ resolve_neg_ grad_dtype __cuda_array_interface__".split()
 )

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements import tags
-from placements.autograd_rules import AUTOGRAD, gradient_of
 from placements.callsite import caller, name_of
 from placements.describe import (
     NO_MESH,
@@ -22,31 +21,18 @@ from placements.describe import (
     type_or_error,
 )
 from placements.errors import PlacementError, mismatch
-from placements.guards import doors_watched, raw_collective
+from placements.guards import doors_watched
 from placements.infer import SHAPES, Operand, Refusal
 from placements.mesh import Mesh, current_mesh
-from placements.ops import METADATA, OPS, READS, SOURCES, Op
+from placements.op_lookup import KNOWN, Call, resolve
 from placements.state import Observer, checkers, current
 from placements.suggest import fixes
 from placements.tensor_type import TensorType
-from placements.torch_private import op_name
 from placements.types import WORDS, Shard
 
 _MEMO_SIZE = 2048
 
 get_type = tags.get  # looked up once: this is the hot path
-
-
-class Call:
-    """A known op, and whether this form of it writes its first argument."""
-
-    __slots__ = ("in_place", "op", "takes_mesh", "takes_shared")
-
-    def __init__(self, op: Op, in_place: bool) -> None:
-        self.op = op
-        self.in_place = in_place
-        self.takes_mesh = "mesh" in op.takes
-        self.takes_shared = "shared" in op.takes
 
 
 class Typecheck(TorchFunctionMode):
@@ -92,9 +78,9 @@ class Typecheck(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        known = _known.get(func)
+        known = KNOWN.get(func)
         if known is None:
-            known = _resolve(func)
+            known = resolve(func)
         if known.__class__ is not Call:
             return known(self, func, args, kwargs or {})
         mesh = current_mesh()
@@ -170,8 +156,6 @@ _UNTYPED = object()
 
 # In-place ops that replace all values, so that what was there does not matter.
 _OVERWRITES = ("random", "copies and casts")
-
-_known: dict[Any, Any] = {}
 
 
 def _key(arg: Any) -> Any:
@@ -288,99 +272,6 @@ def _tag(result: Any, found: Any) -> None:
     tensors = cast(Any, results)
     for k, tensor in enumerate(t for t in tensors if isinstance(t, Tensor)):
         tags.put(tensor, types[min(k, len(types) - 1)])
-
-
-def _resolve(func: Any) -> Any:
-    """Find out once what to do with a torch function, and remember it."""
-    known = _find(func)
-    _known[func] = known
-    return known
-
-
-def _find(func: Any) -> Any:
-    name = torch_name(func)
-    if name == "grad" and getattr(func, "__name__", "") == "__get__":
-        return gradient_of
-    if name in AUTOGRAD:
-        return AUTOGRAD[name]
-    if name in METADATA or name in SOURCES or name.endswith(".__set__"):
-        return _pass
-    if name in READS:
-        return _read
-    if name in OPS:
-        return Call(OPS[name], in_place=name == "__setitem__")
-    base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
-    if base in OPS:
-        return Call(OPS[base], in_place=True)
-    return _unknown
-
-
-def torch_name(func: Any) -> str:
-    """The name that the table knows an op by."""
-    qualified = op_name(func)
-    if qualified is not None:
-        return qualified.removeprefix("aten::")
-    name = str(getattr(func, "__name__", func))
-    if name in ("__get__", "__set__"):
-        owner = func.__self__.__name__
-        return owner if name == "__get__" else f"{owner}.__set__"
-    return name
-
-
-def _pass(mode: Typecheck, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-def _read(mode: Typecheck, func: Any, args: Any, kwargs: Any) -> Any:
-    """A value becomes a Python number: not while it is pending a sum."""
-    for tensor in args:
-        known = tags.get(tensor) if isinstance(tensor, Tensor) else None
-        for axis in known or ():
-            if known is not None and known[axis].letter == "P":
-                where, name = (
-                    f"{torch_name(func)} at {caller()}",
-                    name_of(tensor) or "x",
-                )
-                raise mismatch(
-                    where, name, axis, "Replicate", "Partial",
-                    rule="this rank holds one summand, not the value",
-                    operands=[described(tensor)],
-                    advice=f"all_reduce({name}, {axis!r}, src=P, dst=R)",
-                )  # fmt: skip
-    return func(*args, **kwargs)
-
-
-def _unknown(mode: Typecheck, func: Any, args: Any, kwargs: Any) -> Any:
-    if mode.lenient:
-        return func(*args, **kwargs)
-    name = torch_name(func)
-    module = str(getattr(func, "__module__", ""))
-    if name.startswith(("_c10d_functional", "c10d")) or module.startswith(
-        "torch.distributed"
-    ):
-        raise raw_collective(name.rpartition("::")[2])
-    raise PlacementError(
-        f"{name} at {caller()}: the table of ops does not know it",
-        where=name,
-        name=name,
-        rule="an op that is not known could do anything to placements",
-        operands=[described(t) for t in args if isinstance(t, Tensor)],
-        advice=f"placements.register_op({name!r}, like='exp')  "
-        "# the known op that treats its operands alike",
-    )
-
-
-def register_op(name: str, like: str) -> None:
-    """Make an op known that treats its operands as a known one does.
-
-    `name` is the torch name, or `namespace::name` of a custom op.
-    """
-    if like not in OPS:
-        raise ValueError(f"like={like!r} is not in the table of ops")
-    if name in OPS:
-        raise ValueError(f"{name!r} is in the table of ops already")
-    OPS[name] = OPS[like]
-    _known.clear()
 
 
 @contextmanager

@@ -96,8 +96,11 @@ def _backward(ctx: Any, grads_MN: Tensor) -> tuple[Tensor | None, Tensor | None,
     grads_MN = grads_MN.contiguous()  # of `.sum()` it comes expanded
     wants_rows, wants_matrices, _ = ctx.needs_input_grad
     d_rows = _forward(grads_MN, matrices_GKN.mT, ends_G) if wants_rows else None
-    d_matrices = _outer(rows_MK, grads_MN, ends_G) if wants_matrices else None
-    return d_rows, d_matrices, None
+    if not wants_matrices:
+        return d_rows, None, None
+    if matrices_GKN.stride(-2) == 1:  # laid out as (G, N, K): so is the gradient, uncopied
+        return d_rows, _outer(grads_MN, rows_MK, ends_G).mT, None
+    return d_rows, _outer(rows_MK, grads_MN, ends_G), None
 
 
 def _shape(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:

@@ -138,10 +138,27 @@ def index_select(op: "Op", input: Operand, dim: int, index: Operand) -> TensorTy
 
 
 def embedding(
-    op: "Op", input: Operand, weight: Operand, *args: Any, **kwargs: Any
+    op: "Op",
+    input: Operand,
+    weight: Operand,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> TensorType:
     """Rows of `weight` for every id."""
     axes = addressed_axes(input, weight, 0)
+    if axes and padding_idx is not None:
+        raise Refusal(
+            "padding_idx would name a row of each rank's piece", axes[0], weight,
+            "padding_idx=None", kind="unsound",
+        )  # fmt: skip
+    if max_norm is not None or scale_grad_by_freq:
+        raise Refusal(
+            "max_norm and scale_grad_by_freq depend on the ids of this rank alone",
+            operand=input, expected="max_norm=None, scale_grad_by_freq=False",
+        )  # fmt: skip
     last = input.ndim
     return combine(
         op.linearity,
@@ -321,7 +338,7 @@ class _Plan:
             elif _is_int(entry):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, slice):
-                part = _is_part(entry, self.input.shape[dim])
+                part = _is_part(entry)
                 labels[dim] = Mixed(PIECEWISE) if part else self.result_dim[dim]
         return tuple(labels)
 
@@ -344,10 +361,8 @@ class _Plan:
 
     def write_labels(self) -> tuple[Label, ...]:
         labels: list[Label] = list(range(self.input.ndim))
-        for entry, dim, width in self.entries:
-            if width == 0:
-                continue
-            if _is_int(entry) or _is_part(entry, self.input.shape[dim]):
+        for entry, dim, _ in self.entries:
+            if _is_int(entry) or _is_part(entry):
                 labels[dim] = Mixed(PIECEWISE)
             elif isinstance(entry, Operand) and not entry.is_bool:
                 if not self._axes(entry, dim):
@@ -368,8 +383,10 @@ class _Plan:
     def value_labels(self, value: Operand) -> tuple[Label, ...]:
         """Dims of the value, aligned with the dims of `x[key]` from the right."""
         target: list[Label] = [None] * self.result_ndim
-        for dim, place in self.result_dim.items():
-            target[place] = dim
+        for entry, dim, width in self.entries:
+            if width and dim in self.result_dim:
+                part = _is_part(entry)
+                target[self.result_dim[dim]] = Mixed(POSITIONS) if part else dim
         for entry, dim, _ in self.tensors:
             for k in range(self.index_ndim):
                 if entry.is_bool:
@@ -397,5 +414,14 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
-def _is_part(entry: Any, size: int) -> bool:
-    return isinstance(entry, slice) and entry.indices(size) != (0, size, 1)
+def _is_part(entry: Any) -> bool:
+    """Whether a slice may leave rows out; one that names its end is taken at its word.
+
+    An end that is as long as this rank's piece says nothing of the other ranks' pieces.
+    """
+    if not isinstance(entry, slice):
+        return False
+    bounds = cast(Any, entry)
+    return not (
+        bounds.start in (None, 0) and bounds.stop is None and bounds.step in (None, 1)
+    )

@@ -384,8 +384,6 @@ def within_dim(input: Operand, dim: int, reason: str = PIECEWISE) -> TensorType:
 
 
 def narrow(op: "Op", input: Operand, dim: int, start: int, length: int) -> TensorType:
-    if length == input.shape[dim]:
-        return moved(input, range(input.ndim))
     return within_dim(input, dim)
 
 

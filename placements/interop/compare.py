@@ -15,7 +15,7 @@ from placements.interop.checked import Checked, draw_checked
 from placements.interop.differences import DIFFERENCES, Difference
 from placements.interop.engines import Engine, Ours, Running, Verdict, run
 from placements.interop.programs import Step
-from placements.tensor_type import TensorType
+from placements.tensor_type import TensorType, make
 from placements.types import AxisType, I, R, Shard, V
 
 
@@ -72,7 +72,7 @@ def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
 def agree(engine: Engine, ours: Verdict, theirs: Verdict) -> bool:
     """Whether two verdicts are the same, in the words of the peer."""
     if ours.type is None or theirs.type is None:
-        return ours.accepted == theirs.accepted
+        return not ours.accepted and not theirs.accepted
     said = engine.projected(ours.type)
     return said is not None and repr(said) == repr(theirs.type)
 
@@ -86,14 +86,13 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     step = found.step
     letters = {t.letter for operand in found.operands for t in operand.types}
     moved = _letters(step)
-    message = found.theirs.message if not found.theirs.accepted else ""
     return (
         engine.name in row.engines
         and row.verdict == found.verdict
         and (not row.forms or step.form in row.forms.split("; "))
         and (not row.moves or moved in row.moves.split())
         and (not row.operand or row.operand in letters)
-        and (not row.says or re.search(row.says, message) is not None)
+        and (not row.says or re.search(row.says, found.theirs.message) is not None)
         and (not row.edit or _agree_after(engine, row.edit, found))
     )
 
@@ -117,9 +116,14 @@ def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
             text = text.replace("=I", "=R")
         operands = dict(zip(step.args, found.operands, strict=True))
         ours = running.ask(text, {k: _edited(edit, t, step) for k, t in operands.items()})
-    if edit in (table.MOVED_INNERMOST, table.NO_EXTENTS) and ours.type is not None:
-        bare = {axis: engine.says(_bare(t)) for axis, t in ours.type.items()}
-        return found.theirs.type is not None and bare == dict(found.theirs.type)
+    if ours.type is None or found.theirs.type is None:
+        return agree(engine, ours, found.theirs)
+    if edit == table.MOVED_INNERMOST:  # the order of the cuts aside
+        said = {axis: engine.says(t) for axis, t in ours.type.items()}
+        return said == dict(found.theirs.type)
+    if edit == table.NO_EXTENTS:
+        bare = make(ours.type.mesh, {axis: _bare(t) for axis, t in ours.type.items()})
+        return repr(engine.projected(bare)) == repr(found.theirs.type)
     return agree(engine, ours, found.theirs)
 
 
@@ -135,7 +139,7 @@ def _edited(edit: str, t: TensorType, step: Step) -> dict[str, AxisType]:
     axis, src = (step.move[1], step.move[2]) if step.move else ("", V)
     if edit == table.NO_INVARIANT:
         return {a: R if one == I else one for a, one in types.items()}
-    if edit == table.MOVED_INNERMOST:
+    if edit == table.MOVED_INNERMOST and axis:
         return {**{a: one for a, one in types.items() if a != axis}, axis: types[axis]}
     if edit in (table.FORGET_DIMS, table.TRUST_SRC_FORGET_DIMS):
         types = {a: V if isinstance(one, Shard) else one for a, one in types.items()}

@@ -14,7 +14,12 @@ SPMD = (LOCAL, GLOBAL)
 # who refuses
 WE_REFUSE, THEY_REFUSE, OTHER_TYPE = "we refuse", "they refuse", "another type"
 
-STRICTER, THEIRS, BUG = "ours stricter", "theirs stricter", "bug in the peer"
+STRICTER, THEIRS, OTHER_WORD, BUG = (
+    "ours stricter",
+    "theirs stricter",
+    "another word",
+    "bug in the peer",
+)
 
 # Edits: what the peer takes the operands to be. Named here, made in compare.py.
 FORGET_DIMS = "Shard is Varying"
@@ -118,9 +123,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         forms="reinterpret", says=r"reinterpret does not support S\(i\)",
     ),
     Difference(
-        "flatten of a cut inner dim", (GLOBAL, DTENSOR), THEY_REFUSE, THEIRS,
-        "Here the result is a Folded extent, with its rows known exactly. DTensor makes a "
-        "_StridedShard, which has no global meaning to compare; spmd_types refuses that.",
+        "flatten of a cut inner dim", (GLOBAL,), THEY_REFUSE, THEIRS,
+        "Here the result has a Folded extent, with its rows known exactly.",
+        forms="{a}.flatten(); {a}.flatten(0, 1)", says="_StridedShard",
+    ),
+    Difference(
+        "flatten to a strided shard", (DTENSOR,), OTHER_TYPE, OTHER_WORD,
+        "A private placement of DTensor for what is a Folded extent here.",
         forms="{a}.flatten(); {a}.flatten(0, 1)", says="_StridedShard",
     ),
     Difference(
@@ -162,9 +171,15 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "an outer cut is undone", (DTENSOR,), WE_REFUSE, STRICTER,
-        "DTensor undoes the inner cut, the outer one, and makes the inner one again: "
-        "three collectives behind one call. Here each is a visible call.",
+        "DTensor gathers over both axes and makes the inner cut again, behind one call. "
+        "Here each is a visible call.",
         operand="S", edit=MOVED_INNERMOST,
+    ),
+    Difference(
+        "other pending reductions", (DTENSOR,), WE_REFUSE, STRICTER,
+        "DTensor has a Partial of maxima, of averages and of norms. Here Partial means "
+        "sum, and a mean is a sum divided by the global count.",
+        operand="S", says=r"Partial\((avg|max|min|product)\)|_NormPartial",
     ),
     Difference(
         "the same cut again", (*SPMD, DTENSOR), WE_REFUSE, STRICTER,
@@ -187,7 +202,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "pieces of unequal length", SPMD, THEY_REFUSE, THEIRS,
         "Here the pieces are Padded, as torch.chunk cuts them; the peer needs a size that "
         "divides.",
-        says="not evenly divisible",
+        says="not evenly divisible|must be a multiple of group_size",
     ),
     Difference(
         "lengths are not tracked", (GLOBAL, LOCAL), OTHER_TYPE, BUG,
@@ -197,7 +212,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         moves="RS IS PS", edit=NO_EXTENTS,
     ),
     Difference(
-        "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, STRICTER,
+        "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, OTHER_WORD,
         "DTensor keeps the global size apart from the placement, so its Shard is any "
         "chunk; here the type tells unequal pieces from equal ones.",
         moves="RS IS PS SS", edit=NO_EXTENTS,

@@ -45,11 +45,11 @@ def axis_type_of(placement: peer.Placement, *, replicated: AxisType = R) -> Axis
     if kind is peer.Replicate:
         return replicated
     if kind is peer.Shard:
-        return Shard(cast(peer.Shard, placement).dim)
-    if kind is peer.Partial and cast(peer.Partial, placement).reduce_op == "sum":
+        return Shard(cast(Any, placement).dim)
+    if kind is peer.Partial and cast(Any, placement).reduce_op == "sum":
         return P
     raise ValueError(
-        f"{placement!r} is not a type: Replicate(), Shard(dim) or Partial('sum') are"
+        f"{placement!r} is no type of ours: Replicate(), Shard(dim), Partial('sum') are"
     )
 
 

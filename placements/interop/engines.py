@@ -35,6 +35,10 @@ TORCH_NAMES: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+# The error of a verdict that is no refusal: the result has a type, but none of ours.
+NO_WORD = "no word of ours"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What an engine says of one step: a type, or why not."""
@@ -45,10 +49,12 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        return self.type is not None
+        return self.type is not None or self.error == NO_WORD
 
     def __str__(self) -> str:
-        return repr(self.type) if self.type is not None else f"refused: {self.message}"
+        if self.type is not None:
+            return repr(self.type)
+        return f"{'says' if self.accepted else 'refused'}: {self.message}"
 
 
 class Engine(ABC):
@@ -122,15 +128,21 @@ class Running:
             with unseen():  # so that the copy has no type yet
                 held = values[k].detach().clone()
                 held.requires_grad_(values[k].requires_grad)
-            values[k] = placements.assert_type(held, given)
+            try:
+                values[k] = placements.assert_type(held, given)
+            except ValueError as error:  # a dim that the tensor does not have
+                return Verdict(None, first_line(error), type(error).__name__)
         return self._evaluated(text, values)[1]
 
     def _evaluated(self, text: str, values: Sequence[Any]) -> tuple[Any, Verdict]:
         try:
             value = evaluate(text, values, self.engine.names)
-            return value, Verdict(self.engine.type_of(value, self.mesh))
         except Exception as error:
             return None, Verdict(None, first_line(error), type(error).__name__)
+        try:
+            return value, Verdict(self.engine.type_of(value, self.mesh))
+        except ValueError as error:
+            return value, Verdict(None, first_line(error), NO_WORD)
 
 
 def stand_in(x: Input, mesh: Mesh) -> Tensor:
@@ -147,7 +159,7 @@ def run(engine: Engine, program: Program) -> list[Verdict]:
     with Running(engine, program) as running:
         for step in program.steps:
             verdicts.append(running.step(step))
-            if not verdicts[-1].accepted:
+            if verdicts[-1].type is None:
                 break
     return verdicts
 

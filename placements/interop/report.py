@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from placements.interop.cases import all_programs
 from placements.interop.checked import check
 from placements.interop.compare import Disagreement, disagreement, explain, peers
-from placements.interop.differences import BUG, DIFFERENCES, STRICTER, THEIRS
+from placements.interop.differences import BUG, DIFFERENCES, OTHER_WORD, STRICTER, THEIRS
 from placements.interop.engines import Engine, Verdict, run
 from placements.interop.programs import Program
 
@@ -31,6 +31,7 @@ there) nor `reinterpret`. A dash means: not asked.
 _KINDS = {
     STRICTER: "We refuse, or say more, by design.",
     THEIRS: "We accept; the ranks compute what one device does.",
+    OTHER_WORD: "Both accept, and mean the same; the types do not say as much.",
     BUG: "The peer accepts what goes wrong, or states a type that is false.",
 }
 
@@ -93,7 +94,7 @@ def _length(found: Disagreement) -> tuple[int, str]:
 
 
 def _counted(result: Survey, engines: list[Engine]) -> str:
-    outcomes = ["both accept", "both refuse", STRICTER, THEIRS, BUG]
+    outcomes = ["both accept", "both refuse", STRICTER, THEIRS, OTHER_WORD, BUG]
     lines = [_line(["asked", *outcomes]), "|" + "---|" * (len(outcomes) + 1)]
     for engine in engines:
         numbers = [str(result.counts[engine.name, outcome]) for outcome in outcomes]
@@ -118,7 +119,7 @@ def _text(verdict: Verdict) -> str:
     if verdict.type is not None:
         return f"`{verdict.type!r}`"
     said = re.split(r"\. |\(Spec|, which|\(non-linear|\(sum of", verdict.message)[0]
-    return f"refused: {said.strip()[:120]}"
+    return f"{'says' if verdict.accepted else 'refused'}: {said.strip()[:120]}"
 
 
 def _line(cells: list[str]) -> str:

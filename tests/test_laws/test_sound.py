@@ -43,10 +43,10 @@ def test_accepted_calls_equal_one_device(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A non-linear op called linear must not pass."""
-    from placements.propagate import _known
+    from placements.op_lookup import KNOWN
 
     monkeypatch.setitem(OPS, "exp", OPS["neg"])
-    _known.clear()
+    KNOWN.clear()
 
     @settings(max_examples=200, database=None)
     @given(placed_calls(name="exp"))
@@ -57,7 +57,7 @@ def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(AssertionError, match="exp"):
             law()
     finally:
-        _known.clear()
+        KNOWN.clear()
 
 
 def test_a_law_that_accepted_nothing_fails() -> None:

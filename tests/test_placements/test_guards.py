@@ -20,7 +20,7 @@ from placements import (
     typecheck,
 )
 from placements.ops import OPS
-from placements.propagate import torch_name
+from placements.op_lookup import torch_name
 from placements.testing import run_ranks
 from placements.testing.ranks import device_mesh
 

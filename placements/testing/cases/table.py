@@ -33,7 +33,7 @@ BY_BUILDER: dict[Callable[[Builder], Call], str] = {
     "__rdiv__",
     e.clamp: "clamp clip",
     e.threshold: "threshold",
-    e.ternary: "addcdiv",
+    e.ternary: "addcdiv addcmul",
     e.lerp: "lerp",
     e.quotient: "div divide true_divide",
     e.where: "where",
@@ -113,6 +113,11 @@ BY_BUILDER: dict[Callable[[Builder], Call], str] = {
 NOT_CALLED: dict[str, str] = {
     "cuda": "needs a GPU",
     "pin_memory": "needs an accelerator",
+    **dict.fromkeys(
+        "kaiming_uniform kaiming_normal xavier_uniform xavier_normal trunc_normal "
+        "orthogonal".split(),
+        "an initialiser of torch.nn.init, in place only: like normal_",
+    ),
 }
 
 CASES: dict[str, Callable[[Builder], Call]] = {

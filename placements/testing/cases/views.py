@@ -163,10 +163,7 @@ def narrow(b: Builder) -> Call:
     b.value(*shape)
     dim = b.dim(shape)
     start = b.number(0, shape[dim])
-    if b.pick(True, False):
-        return b.call(dim, start, b.number(0, shape[dim] - start))
-    fn = b.fn
-    return b.call(run=lambda x: fn(x, dim, 0, x.shape[dim]))
+    return b.call(dim, start, b.number(0, shape[dim] - start))
 
 
 def select(b: Builder) -> Call:
