@@ -314,7 +314,7 @@ METADATA = frozenset(
     "is_tensor is_storage result_type can_cast promote_types broadcast_tensors_shape "
     "_set_grad_enabled is_same_size is_shared _typed_storage is_pinned ndimension "
     "_backward_hooks _post_accumulate_grad_hooks set_default_dtype record_stream "
-    "profiler::_record_function_enter_new profiler::_record_function_exit "
+    "_parse_to profiler::_record_function_enter_new profiler::_record_function_exit "
     "__deepcopy__ __reduce_ex__ __setstate__ is_distributed volatile_ "
     "is_conj is_neg resolve_conj_ resolve_neg_ grad_dtype __cuda_array_interface__".split()
 )

@@ -43,6 +43,6 @@ def _coordinate(sizes: Mapping[str, int], dense: Mesh) -> dict[str, int]:
     for axis, size in dense.sizes.items():
         rank = rank * size + dense.coordinate[axis]
     place: dict[str, int] = {}
-    for axis, size in reversed(sizes.items()):
+    for axis, size in reversed([*sizes.items()]):
         rank, place[axis] = divmod(rank, size)
     return place

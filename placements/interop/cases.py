@@ -67,6 +67,10 @@ LONGER: tuple[Program, ...] = (
     _program(
         (4, 4), {"dp": Shard(0), "tp": Shard(0)}, move("all_gather", 0, "dp", Shard(0), R)
     ),
+    _program(
+        (4, 4), {"dp": Shard(0), "tp": Shard(0)},
+        move("redistribute", 0, "dp", Shard(0), Shard(0)),
+    ),
     _program((2, 4), {"dp": Shard(1), "tp": P}, move("reduce_scatter", 0, "tp", P, V)),
     _program((4,), {"dp": Shard(0), "tp": R}, move("convert", 0, "tp", R, V)),
     _program((4,), {"dp": Shard(0), "tp": I}, move("convert", 0, "tp", I, V)),

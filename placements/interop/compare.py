@@ -118,12 +118,13 @@ def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
         ours = running.ask(text, {k: _edited(edit, t, step) for k, t in operands.items()})
     if ours.type is None or found.theirs.type is None:
         return agree(engine, ours, found.theirs)
-    if edit == table.MOVED_INNERMOST:  # the order of the cuts aside
-        said = {axis: engine.says(t) for axis, t in ours.type.items()}
-        return said == dict(found.theirs.type)
+    bare = {axis: _bare(t) for axis, t in ours.type.items()}
     if edit == table.NO_EXTENTS:
-        bare = make(ours.type.mesh, {axis: _bare(t) for axis, t in ours.type.items()})
-        return repr(engine.projected(bare)) == repr(found.theirs.type)
+        said = engine.projected(make(ours.type.mesh, bare))
+        return repr(said) == repr(found.theirs.type)
+    if edit in (table.MOVED_INNERMOST, table.NO_INVARIANT):  # the order of cuts aside
+        told = {axis: engine.says(t) for axis, t in bare.items()}
+        return told == dict(found.theirs.type)
     return agree(engine, ours, found.theirs)
 
 

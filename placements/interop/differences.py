@@ -164,6 +164,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         forms="convert; redistribute", moves="RP IP SP", says="internal use only",
     ),
     Difference(
+        "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, OTHER_WORD,
+        "DTensor keeps the global size apart from the placement, so its Shard is any "
+        "chunk; here the type tells unequal pieces from equal ones.",
+        moves="RS IS PS SS", edit=NO_EXTENTS,
+    ),
+    Difference(
         "cuts in mesh order", (DTENSOR,), OTHER_TYPE, STRICTER,
         "Two axes cut one dim. DTensor moves rows until the cuts are in the order of the "
         "mesh, which takes more than the call says; here the new cut is the innermost.",
@@ -188,6 +194,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         forms="all_to_all", moves="same",
     ),
     Difference(
+        "an outer cut kept", (GLOBAL,), THEY_REFUSE, THEIRS,
+        "A call from a cut to the same cut does nothing; the peer first asks that the cut "
+        "be the innermost.",
+        forms="redistribute; convert", moves="same", operand="S", says="not the innermost",
+    ),
+    Difference(
         "contiguous input", SPMD, THEY_REFUSE, THEIRS,
         "The peer leaves it to the caller to call contiguous().",
         says="must be contiguous",
@@ -210,11 +222,5 @@ DIFFERENCES: tuple[Difference, ...] = (
         "raises in forward, and the backward has the wrong shape on every rank. Here the "
         "type says Padded, and both directions are right.",
         moves="RS IS PS", edit=NO_EXTENTS,
-    ),
-    Difference(
-        "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, OTHER_WORD,
-        "DTensor keeps the global size apart from the placement, so its Shard is any "
-        "chunk; here the type tells unequal pieces from equal ones.",
-        moves="RS IS PS SS", edit=NO_EXTENTS,
     ),
 )  # fmt: skip

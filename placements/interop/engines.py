@@ -19,6 +19,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 import placements
+from placements.interop.fake_world import quiet
 from placements.interop.programs import FLOAT, Input, Program, Step
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType, make
@@ -194,6 +195,7 @@ class Ours(Engine):
 
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
         stack = ExitStack()
+        stack.enter_context(quiet())
         stack.enter_context(placements.set_current_mesh(mesh))
         stack.enter_context(placements.typecheck())
         return stack

@@ -28,7 +28,7 @@ from spmd_moe import MoE, MoEConfig, Parallel, reference_moe
 
 CONFIG = MoEConfig(dim=8, hidden_dim=4, num_experts=4, top_k=2, num_shared_experts=1)
 
-# Every configuration of the table on 4 ranks or fewer; dp, cp and tp all appear.
+# Every configuration of the table on up to 8 ranks; dp, cp and tp all appear.
 PARALLELS: tuple[Parallel, ...] = (
     Parallel(),
     Parallel(dp=2, ep=2),
@@ -46,6 +46,8 @@ PARALLELS: tuple[Parallel, ...] = (
     Parallel(tp=4, sequence_parallel=True),
     Parallel(dp=2, tp=2, ep=2, etp=2, sequence_parallel=True),
     Parallel(cp=2, tp=2, ep=2, etp=2),
+    Parallel(dp=2, cp=2, tp=2, ep=4, sequence_parallel=True),
+    Parallel(dp=2, cp=2, tp=2, ep=2, etp=2, sequence_parallel=True),
 )
 
 

@@ -23,7 +23,7 @@ from placements.tensor_type import declared
 from placements.types import AxisType, I, P, R, S, V
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
-PROGRAMS = 4 * max(500, settings.default.max_examples if settings.default else 0)
+PROGRAMS = 2 * max(500, settings.default.max_examples if settings.default else 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,14 +1,17 @@
 """The layer against the one-device reference: values, d_x, every gradient, on ranks."""
 
+import itertools
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, example, given, settings
 
-from placements import assert_type, set_current_mesh, typecheck
-from spmd_moe import MoE, MoEConfig, Parallel
+from placements import Mesh, assert_type, set_current_mesh, split, typecheck
+from placements.testing import run_ranks
+from spmd_moe import AllToAllDispatcher, MoE, MoEConfig, Parallel
 from spmd_moe.layouts import configuration
 from tests.support.moe import (
     CONFIG,
@@ -16,6 +19,7 @@ from tests.support.moe import (
     Case,
     assert_equals_one_device,
     build,
+    meshes,
     on_ranks,
     on_this_rank,
     whole,
@@ -143,6 +147,33 @@ def test_other_dtypes_work(parallel: Parallel, dtype: torch.dtype) -> None:
 def test_one_process_needs_no_mesh() -> None:
     case = Case(Parallel(), batch=2, seq_len=3)
     assert_equals_one_device(case, [on_this_rank(case)])
+
+
+def made_without_a_sparse_mesh(case: Case) -> torch.Tensor:
+    with meshes(case.parallel) as (dense, _):
+        moe = build(case)
+        assert isinstance(moe.dispatcher, AllToAllDispatcher)
+        assert moe.dispatcher.mesh.sizes == case.parallel.sparse_mesh()
+        x = split(case.tensors()[0], moe.layout.input, dense)[dist.get_rank()]
+        return moe(x, seq_len=case.seq_len).detach()
+
+
+def test_a_layer_makes_its_own_sparse_mesh() -> None:
+    case = Case(PARALLELS[6])
+    found = run_ranks(case.parallel.dense_mesh(), made_without_a_sparse_mesh, case)
+    for y, step in zip(found, on_ranks(case), strict=True):
+        assert torch.equal(y, step.y)
+
+
+def test_weights_follow_the_coordinate_of_a_mesh_of_sizes() -> None:
+    parallel = PARALLELS[14]  # ep=2 over dp, etp=2 over tp
+    whole = MoE(CONFIG).experts.w1_GFD
+    for dp, tp in itertools.product(range(2), range(2)):
+        mesh = Mesh(parallel.dense_mesh(), {"dp": dp, "tp": tp})
+        with set_current_mesh(mesh):
+            mine = MoE(CONFIG, parallel).experts.w1_GFD
+        expected = whole[2 * dp : 2 * dp + 2, 2 * tp : 2 * tp + 2]
+        assert torch.equal(mine, expected)
 
 
 def test_types_hold_for_thousands_of_ranks_in_one_process() -> None:
