@@ -22,7 +22,7 @@ from placements.rules import (
     join,
 )
 from placements.tensor_type import FILLED, MADE, TensorType, make
-from placements.types import BY_LETTER, AxisType, I, R, Shard
+from placements.types import BY_LETTER, AxisType, I, R, Shard, V
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ def combine(
         term.operand.type.fresh == FILLED and not term.is_control for term in fills
     )
     types = {axis: _join_axis(axis, linearity, placed, adds_number) for axis in mesh.axes}
+    _forget_outer_cuts(types, placed)
     return make(mesh, _in_order(types, placed), index, fresh)
 
 
@@ -332,6 +333,20 @@ def _in_order(types: dict[str, AxisType], terms: Sequence[Term]) -> dict[str, Ax
         ordered += orders.pop() if orders else axes
     rest = [axis for axis in types if axis not in ordered]
     return {axis: types[axis] for axis in [*ordered, *rest]}
+
+
+def _forget_outer_cuts(types: dict[str, AxisType], terms: Sequence[Term]) -> None:
+    """Make Varying what is cut outside a cut that became Varying.
+
+    The outer pieces are made of the inner ones: when those are each rank's own, nobody
+    holds a piece of the outer cut any more.
+    """
+    for term in terms:
+        for dim in range(term.operand.ndim):
+            order = term.operand.type.order(dim)
+            lost = [k for k, axis in enumerate(order) if types[axis] == V]
+            for axis in order[: max(lost, default=0)]:
+                types[axis] = V
 
 
 def _order_in(term: Term, dim: int, axes: set[str]) -> tuple[str, ...]:

@@ -26,12 +26,16 @@ def _product(op: "Op", terms: Sequence[Term]) -> TensorType:
 
 
 def _plus(
-    product: TensorType, shape: tuple[int, ...], bias: Any, scaled_by: Any = 1
+    product: TensorType,
+    factor: Operand,
+    shape: tuple[int, ...],
+    bias: Any,
+    scaled_by: Any = 1,
 ) -> TensorType:
     """The type of product + bias, which is a sum like any other."""
     if not isinstance(bias, Operand) or scaled_by == 0:
         return product
-    result = Operand(product, shape, bias.dtype, bias.position)
+    result = Operand(product, shape, bias.dtype, factor.position)
     return combine(LINEAR, terms_of([result, bias]))
 
 
@@ -95,7 +99,7 @@ def linear(
             Term(weight, (last, Contract("inner"))[2 - weight.ndim :]),
         ],
     )
-    return _plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
+    return _plus(product, input, (*input.shape[:-1], *weight.shape[:-1]), bias)
 
 
 def add_product(
@@ -109,7 +113,7 @@ def add_product(
 ) -> TensorType:
     """addmm, baddbmm, addmv: input + left @ right."""
     columns = right.shape[-1:] if right.ndim > 1 else ()
-    return _plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
+    return _plus(matmul(op, left, right), left, (*left.shape[:-1], *columns), input, beta)
 
 
 def einsum(op: "Op", equation: Any, *operands: Any) -> TensorType:

@@ -282,7 +282,9 @@ def bincount(b: Builder) -> Call:
     fn, weighted = b.fn, len(b.operands) > 1
 
     def run(x: Tensor, weights: Tensor | None = None) -> Tensor:
-        return fn(x, weights, minlength=3)
+        counts = fn(x, weights, minlength=3)
+        # Of no elements torch counts in integers, whatever the weights are.
+        return counts if weights is None else counts.to(weights.dtype)
 
     return b.call(run=run) if weighted or b.pick(True, False) else b.call()
 

@@ -60,7 +60,9 @@ def add_product(b: Builder) -> Call:
     batch = (b.pick(1, 2, 3),) if b.name.startswith("baddbmm") else ()
     right = () if b.name.startswith("addmv") else (n,)
     whole = (*batch, m, *right)
-    b.value(*(whole if b.name.endswith("_") else b.under(whole)))
+    # torch's addmv does not broadcast what is added where it multiplies no elements.
+    as_large = b.name.endswith("_") or b.name.startswith("addmv")
+    b.value(*(whole if as_large else b.under(whole)))
     b.value(*batch, m, k)
     b.value(*batch, k, *right)
     return b.call() if b.pick(True, False) else b.call(beta=b.pick(0, 2), alpha=2)
