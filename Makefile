@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-deep lint format docs bench clean
+.PHONY: run test test-deep mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,9 @@ test: $(READY)
 
 test-deep: $(READY)
 	$(BIN)/python -m pytest --placements-profile deep
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants
 
 lint: $(READY)
 	$(BIN)/ruff check .

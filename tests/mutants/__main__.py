@@ -1,0 +1,135 @@
+"""`python -m tests.mutants`: flip every row of every table, and count what the laws find.
+
+Exit status 1 if a survivor is not explained, or if a law fails on the tables as they are.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutants.equivalent import why_equivalent
+from tests.mutants.killers import Killer, killer_of
+from tests.mutants.patches import changed
+from tests.mutants.tables import Mutant, mutants
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one mutant, or of one law on the tables as they are."""
+
+    name: str
+    table: str
+    killer: str
+    message: str
+    seconds: float
+
+    @property
+    def is_killed(self) -> bool:
+        return bool(self.killer)
+
+
+def try_law(killer: Killer) -> Verdict:
+    """A law on the tables as they are: it must hold."""
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    found = killer_of([killer]) or ("", "")
+    return Verdict(" ".join(killer).strip(), "", *found, time.perf_counter() - start)
+
+
+def try_mutant(name: str, broken: frozenset[Killer] = frozenset()) -> Verdict:
+    """The laws of one mutant, without those that fail anyway."""
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    mutant = next(m for m in mutants() if m.name == name)
+    laws = list(dict.fromkeys(k for k in mutant.killers if k not in broken))
+    with changed(mutant.apply):
+        found = killer_of(laws) or ("", "")
+    return Verdict(name, mutant.table, *found, time.perf_counter() - start)
+
+
+def _try_pair(pair: tuple[str, frozenset[Killer]]) -> Verdict:
+    return try_mutant(*pair)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="name every killer")
+    options = parser.parse_args()
+    chosen = [m for m in mutants() if options.only in m.name]
+    start = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        laws = list(dict.fromkeys(k for m in chosen for k in m.killers))
+        checked = dict(zip(laws, pool.map(try_law, laws, chunksize=4), strict=True))
+        broken = frozenset(k for k, verdict in checked.items() if verdict.is_killed)
+        pairs = [(m.name, broken) for m in chosen]
+        found = pool.imap(_try_pair, pairs, chunksize=2)
+        verdicts = _followed(found, len(pairs), options.verbose)
+    console = Console(width=120, highlight=False)
+    console.print(_summary(chosen, verdicts))
+    unexplained = _name_survivors(console, verdicts)
+    for killer in broken:
+        message = checked[killer].message
+        console.print(
+            f"UNMUTATED, yet it fails: {' '.join(killer)}: {message}", markup=False
+        )
+    killed = sum(v.is_killed for v in verdicts)
+    explained = len(verdicts) - killed - unexplained
+    console.print(
+        f"killed {killed}/{len(verdicts)}, equivalent {explained}, survivors {unexplained}; "
+        f"{len(laws)} laws hold unmutated but for {len(broken)}; "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+    return 1 if unexplained or broken else 0
+
+
+def _followed(found: Iterable[Verdict], total: int, verbose: bool) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    for verdict in found:
+        verdicts.append(verdict)
+        if verbose:
+            state = f"killed by {verdict.killer}" if verdict.is_killed else "SURVIVES"
+            line = f"{len(verdicts)}/{total} {verdict.name}: {state}"
+            print(f"{line}, {verdict.seconds:.1f} s: {verdict.message[:100]}", flush=True)
+    return verdicts
+
+
+def _summary(chosen: list[Mutant], verdicts: list[Verdict]) -> Table:
+    table = Table(title="Mutants", title_justify="left")
+    for column in ("table", "mutants", "killed", "equivalent", "survivors", "killed by"):
+        table.add_column(column, justify="left" if column.endswith(("e", "y")) else "right")
+    for name in dict.fromkeys(m.table for m in chosen):
+        own = [v for v in verdicts if v.table == name]
+        killers = Counter(v.killer.partition(" ")[0] for v in own if v.is_killed)
+        alive = [v.name for v in own if not v.is_killed]
+        equal = sum(why_equivalent(n) is not None for n in alive)
+        counts = (len(own), len(own) - len(alive), equal, len(alive) - equal)
+        by = ", ".join(f"{law} {count}" for law, count in killers.most_common())
+        table.add_row(name, *map(str, counts), by)
+    return table
+
+
+def _name_survivors(console: Console, verdicts: list[Verdict]) -> int:
+    unexplained = 0
+    for verdict in verdicts:
+        if verdict.is_killed:
+            continue
+        reason = why_equivalent(verdict.name)
+        unexplained += reason is None
+        state = "SURVIVES" if reason is None else "equivalent"
+        said = f"\n    {reason}" if reason else ""
+        console.print(f"{state}: {verdict.name}{said}", markup=False)
+    return unexplained
+
+
+if __name__ == "__main__":
+    sys.exit(main())
