@@ -34,6 +34,8 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m placements rules --markdown > docs/rules.md
+	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
+	$(BIN)/python -c 'from spmd_moe import layouts; print(layouts.markdown(), end="")' > docs/layouts.md
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

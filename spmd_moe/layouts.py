@@ -173,6 +173,11 @@ def markdown() -> str:
     data = ("dp", "cp", "edp")
     heads = [f"{name} ({what})" for name, what in CONFIGURATIONS.items()]
     lines = [
+        "# Placements of the layer",
+        "",
+        "Generated from `spmd_moe/layouts.py` by `make docs`; do not edit by hand. A cell is",
+        "the type of a tensor on an axis, then the type of its gradient.",
+        "",
         "| tensor | meaning | dp, cp, edp | " + " | ".join(heads) + " |",
         "|" + "---|" * (3 + len(heads)),
     ]

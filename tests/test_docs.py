@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from placements import demo, rulebook
+from spmd_moe import layouts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,6 +20,12 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def test_rules_page_is_generated_from_the_tables() -> None:
     assert (ROOT / "docs" / "rules.md").read_text() == rulebook.markdown(), "run: make docs"
+
+
+def test_layouts_page_is_generated_from_the_table() -> None:
+    assert (ROOT / "docs" / "layouts.md").read_text() == layouts.markdown(), (
+        "run: make docs"
+    )
 
 
 def test_the_rules_command_prints_every_op_and_reason() -> None:

@@ -9,54 +9,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from tests.mutants.equivalent import why_equivalent
-from tests.mutants.killers import Killer, killer_of
-from tests.mutants.patches import changed
 from tests.mutants.tables import Mutant, mutants
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one mutant, or of one law on the tables as they are."""
-
-    name: str
-    table: str
-    killer: str
-    message: str
-    seconds: float
-
-    @property
-    def is_killed(self) -> bool:
-        return bool(self.killer)
-
-
-def try_law(killer: Killer) -> Verdict:
-    """A law on the tables as they are: it must hold."""
-    start = time.perf_counter()
-    torch.set_num_threads(1)
-    found = killer_of([killer]) or ("", "")
-    return Verdict(" ".join(killer).strip(), "", *found, time.perf_counter() - start)
-
-
-def try_mutant(name: str, broken: frozenset[Killer] = frozenset()) -> Verdict:
-    """The laws of one mutant, without those that fail anyway."""
-    start = time.perf_counter()
-    torch.set_num_threads(1)
-    mutant = next(m for m in mutants() if m.name == name)
-    laws = list(dict.fromkeys(k for k in mutant.killers if k not in broken))
-    with changed(mutant.apply):
-        found = killer_of(laws) or ("", "")
-    return Verdict(name, mutant.table, *found, time.perf_counter() - start)
-
-
-def _try_pair(pair: tuple[str, frozenset[Killer]]) -> Verdict:
-    return try_mutant(*pair)
+from tests.mutants.verdicts import Verdict, try_law, try_pair
 
 
 def main() -> int:
@@ -72,7 +31,7 @@ def main() -> int:
         checked = dict(zip(laws, pool.map(try_law, laws, chunksize=4), strict=True))
         broken = frozenset(k for k, verdict in checked.items() if verdict.is_killed)
         pairs = [(m.name, broken) for m in chosen]
-        found = pool.imap(_try_pair, pairs, chunksize=2)
+        found = pool.imap(try_pair, pairs, chunksize=2)
         verdicts = _followed(found, len(pairs), options.verbose)
     console = Console(width=120, highlight=False)
     console.print(_summary(chosen, verdicts))

@@ -1,0 +1,72 @@
+"""A few mutants of each table are killed, and leave nothing behind."""
+
+import pytest
+import torch
+
+from placements.ops import OPS
+from placements.rules import RULES
+from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.killers import killer_of
+from tests.mutants.patches import changed
+from tests.mutants.tables import Mutant, mutants
+
+EVERY = {mutant.name: mutant for mutant in mutants()}
+
+# From each table some; the law that kills them is quick.
+SOME = [
+    "rules | 2 linear, has P, only PR | P -> R",
+    "rules | 3 linear, has P, only VSRP | refused -> P",
+    "rules | 10 any, has V, only VSR | V -> refused",
+    "rules | 12 any, has -, only R | dropped",
+    "rules | PARTIAL_PLUS_NUMBER | refused -> P",
+    "dims | infer._agree_on_dim | other extent: not checked",
+    "dims | infer._contract | a sum -> equal on all ranks",
+    "draws | R, own generator | V -> R",
+    "duals | R | P -> R",
+    "duals | S | S -> P",
+    "losses | R | refused -> accepted",
+    "losses | P | accepted -> refused",
+    "transitions | all_reduce P -> R | sum -> same",
+    "transitions | convert S -> P | place -> gather",
+    "backward | convert I -> R | sum -> same",
+    "backward | Move.dual | sends are not exchanged",
+    "extents | Padded.local_size | the padded length",
+    "extents | Folded.to_global | the padded length",
+    "ops | elementwise: abs ... | non-linear -> linear",
+    "ops | reductions: sum | linear -> non-linear",
+    "ops | reductions: mean | cut dim: refused -> a sum",
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_mutant_is_killed(name: str) -> None:
+    mutant = EVERY[name]
+    with changed(mutant.apply):
+        assert killer_of(mutant.killers) is not None
+
+
+def test_the_tables_as_they_are_pass() -> None:
+    laws = [("cells", ""), ("duality", ""), ("losses", ""), ("extents", ""), ("moves", "0")]
+    assert killer_of([*laws, ("sound", "mul"), ("refused ops", "mul")]) is None
+
+
+def test_a_change_is_undone() -> None:
+    before = dict(OPS), RULES
+    for mutant in EVERY.values():
+        with changed(mutant.apply):
+            pass
+    from placements import rules
+
+    assert (dict(OPS), rules.RULES) == before and rules.RULES is RULES
+
+
+def test_every_reason_is_for_a_mutant() -> None:
+    def fits(mutant: Mutant, start: str) -> bool:
+        return mutant.name.startswith(start)
+
+    assert [s for s in EQUIVALENT if not any(fits(m, s) for m in EVERY.values())] == []
