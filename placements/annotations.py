@@ -39,6 +39,8 @@ class Reference:
             )
         value = arguments[first]
         for name in rest:
+            if not hasattr(value, name):
+                raise ValueError(f"{self!r}: {type(value).__name__} has no {name!r}")
             value = getattr(value, name)
         return value
 

@@ -145,6 +145,8 @@ class Checks:
         actual = known[axis]
         source = ""
         if isinstance(pattern, Variable):
+            if known.is_number:
+                return  # it goes with any type, so it says none
             if pattern.name not in self.variables:
                 self.variables[pattern.name] = actual, name
                 return

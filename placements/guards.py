@@ -16,8 +16,10 @@ from torch import Tensor
 
 from placements import tags
 from placements.callsite import caller
+from placements.describe import checked_mesh
 from placements.errors import PlacementError
 from placements.state import current, suspended
+from placements.tensor_type import TensorType, declared
 from placements.torch_private import unseen
 
 # Start of the name of a raw collective, underscores left out -> the typed call for it.
@@ -106,9 +108,18 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     with suspended(), unseen():
         result: Any = original(cls, *args, **kwargs)
     results: tuple[Any, ...] = _as_tuple(result)
-    for tensor, tensor_type in zip(results, _as_tuple(found), strict=True):
-        if isinstance(tensor, Tensor) and tensor_type is not None:
-            tags.put(tensor, tensor_type)
+    types_of_results = _as_tuple(found)
+    if len(types_of_results) != len(results):
+        raise PlacementError(
+            f"{cls.__name__}.placement_rule gave {len(types_of_results)} types for "
+            f"{len(results)} results",
+            where=f"{cls.__name__}.apply",
+        )
+    for tensor, said in zip(results, types_of_results, strict=True):
+        if isinstance(tensor, Tensor):
+            is_type = isinstance(said, TensorType)
+            shape = tuple(tensor.shape)
+            tags.put(tensor, said if is_type else declared(checked_mesh(), said, shape))
     return result
 
 

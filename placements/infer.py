@@ -22,7 +22,10 @@ from placements.rules import (
     join,
 )
 from placements.tensor_type import FILLED, MADE, TensorType, make
-from placements.types import BY_LETTER, AxisType, I, R, Shard, V
+from placements.types import BY_LETTER, AxisType, Shard, V
+
+# The position of an intermediate result inside an op, which has no name.
+NO_ARGUMENT = -1
 
 
 @dataclass(frozen=True)
@@ -133,9 +136,9 @@ def combine(
     mesh = _common_mesh(placed or fills)
     fresh = MADE if all(term.operand.type.fresh for term in terms) else None
     if not placed:
-        if _only_moves_dims(linearity, fills):
+        if not adds_number and _only_moves_dims(linearity, fills):
             fresh = fills[0].operand.type.fresh
-        return make(mesh, {a: R for a in mesh.axes}, index, fresh)
+        placed, fills = fills, []  # numbers in the shape of a piece are a piece
     adds_number |= any(
         term.operand.type.fresh == FILLED and not term.is_control for term in fills
     )
@@ -163,6 +166,7 @@ def _only_moves_dims(linearity: Linearity, terms: Sequence[Term]) -> bool:
     return (
         linearity is LINEAR
         and len(terms) == 1
+        and not terms[0].is_control
         and all(isinstance(label, int | None) for label in terms[0].labels)
     )
 
@@ -275,23 +279,23 @@ def _joined(
     adds_number: bool,
 ) -> AxisType:
     # R and I differ in their gradients only, so an integer or bool that is equal on all
-    # ranks goes with either.
+    # ranks goes with either: it is I among I, and R among all others.
     every = [*values, *controls]
-    with_gradient = [
-        (letter, term)
+    equal = {
+        id(term)
         for letter, term in every
-        if letter not in "RI" or term.operand.can_have_gradient
-    ]
-    if not with_gradient:
-        return I if every and all(letter == "I" for letter, _ in every) else R
-    counted = {id(term) for _, term in with_gradient}
-    value_letters = [x for x, term in values if id(term) in counted]
-    control_letters = [x for x, term in controls if id(term) in counted]
+        if letter in "RI" and not term.operand.can_have_gradient
+    }
+    others = {letter for letter, term in every if id(term) not in equal}
+    kind = {letter for letter, _ in every} if not others else others
+    as_letter = "I" if kind == {"I"} else "R"
+    value_letters = [as_letter if id(term) in equal else x for x, term in values]
+    control_letters = [as_letter if id(term) in equal else x for x, term in controls]
     rule = join(linearity, value_letters, control_letters)
     if rule.gives == "P" and linearity is LINEAR and adds_number:
         rule = PARTIAL_PLUS_NUMBER
     if rule.gives is None:
-        guilty, expected = _blame(with_gradient)
+        guilty, expected = _blame(every)
         raise Refusal(rule.reason, axis, guilty.operand, expected, rule.kind)
     if rule.gives != "S":
         return BY_LETTER[rule.gives]
@@ -302,11 +306,15 @@ def _joined(
 
 def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
     """The operand to name in an error, and what it should have been."""
-    for letter, expected in (("I", "Replicate"), ("P", "Replicate")):
-        for found, term in letters:
+    named = [(x, term) for x, term in letters if term.operand.position >= 0]
+    for letter in "IP":
+        for found, term in named:
             if found == letter:
-                return term, expected
-    return letters[0][1], "Replicate"
+                return term, "Replicate"
+    # Of a sum inside the op (a product and its bias) only the other term has a name.
+    present = {x for x, _ in letters}
+    words = [word for x, word in (("I", "Invariant"), ("P", "Partial")) if x in present]
+    return (named or letters)[0][1], (words or ["Replicate"])[0]
 
 
 def _in_order(types: dict[str, AxisType], terms: Sequence[Term]) -> dict[str, AxisType]:

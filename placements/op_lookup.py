@@ -55,6 +55,8 @@ def _find(func: Any) -> Any:
     if name in OPS:
         return Call(OPS[name], in_place=name == "__setitem__")
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
+    if name.startswith("__i") and name.endswith("__"):
+        base = f"__{name[3:]}"  # x &= y
     if base in OPS:
         return Call(OPS[base], in_place=True)
     return _unknown

@@ -71,7 +71,6 @@ NOT_SORTED = (
 )
 NOT_SOFTMAX = "a softmax needs the whole dim: the sum of a piece is not that of all"
 NOT_RUNNING = "a running result needs what came before on the other ranks"
-NOT_MOVED = "elements would change places within each piece only"
 NOT_SCATTERED = indexing.POSITIONS
 
 ROWS: tuple[Row, ...] = (
@@ -85,9 +84,9 @@ ROWS: tuple[Row, ...] = (
         "logical_or logical_xor logit log_sigmoid lt maximum minimum mish nan_to_num ne "
         "pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit "
         "silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink threshold "
-        "trunc xlogy addcdiv addcmul special_expit special_entr __and__ __or__ __xor__ "
-        "__invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ __mod__ "
-        "__rmod__ __floordiv__ __rfloordiv__",
+        "trunc xlogy addcdiv addcmul special_expit special_entr __eq__ __and__ __or__ "
+        "__xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ "
+        "__mod__ __rmod__ __floordiv__ __rfloordiv__",
         NONLINEAR, elementwise.pointwise,
         "each element by itself, but f(a + b) is not f(a) + f(b)"),
     Row("sums", "add sub subtract rsub __rsub__ __radd__", LINEAR, elementwise.pointwise,
@@ -272,7 +271,7 @@ ROWS: tuple[Row, ...] = (
         "what the memory held: unrelated on every rank", takes="mesh"),
     Row("factories", "arange linspace eye", LINEAR, create.counted,
         "equal on all ranks", takes="mesh"),
-    Row("random", "dropout alpha_dropout", LINEAR, random.dropout,
+    Row("random", "dropout", LINEAR, random.dropout,
         "a product with a random mask, which ranks share only if the caller says so",
         takes="shared"),
     Row("random", "bernoulli multinomial", NONLINEAR, random.sample,
@@ -300,7 +299,9 @@ READS = frozenset(
 )
 
 # Tensors from outside: nobody has said yet what they are, so they come without a type.
-SOURCES = frozenset("tensor as_tensor asarray from_numpy frombuffer from_dlpack".split())
+SOURCES = frozenset(
+    "tensor new_tensor as_tensor asarray from_numpy frombuffer from_dlpack".split()
+)
 
 # Questions about a tensor that reveal no value, and settings that change none.
 METADATA = frozenset(

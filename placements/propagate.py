@@ -114,7 +114,7 @@ class Typecheck(TorchFunctionMode):
         if found.__class__ is TensorType and isinstance(result, Tensor):
             tags.put(result, found)
         elif found is not _UNTYPED:
-            _tag(args[0] if known.in_place else result, found)
+            _tag(args[0] if known.in_place and args else result, found)
         return result
 
     def _infer(
@@ -125,8 +125,17 @@ class Typecheck(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         tensors = _tensors_in((args, kwargs))
-        where = call.op.name + "_" * call.in_place
-        if call.in_place and call.op.group in _OVERWRITES and tags.get(args[0]) is None:
+        where = call.op.name
+        if call.in_place and not where.endswith("_"):
+            where += "_"
+        if kwargs.get("out") is not None:
+            raise PlacementError(
+                f"{where} at {caller()}: out= would change a tensor behind its type",
+                where=where,
+                rule="other names for the same memory would not know",
+                advice="use the result",
+            )
+        if call.in_place and call.op.group in _OVERWRITES and tags.get(tensors[0]) is None:
             return _UNTYPED  # a tensor that is being initialised, not yet declared
         if self.lenient and any(tags.get(t) is None for t in tensors):
             return _UNTYPED
@@ -134,14 +143,23 @@ class Typecheck(TorchFunctionMode):
             Operand(type_or_error(t, where), tuple(t.shape), dtype_name(t), k)
             for k, t in enumerate(tensors)
         ]
-        infer = _inference(call, where, args, kwargs)
+        named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
+        infer = _inference(call, where, args, named)
         try:
             found = infer(operands)
         except Refusal as refusal:
             if refusal.kind == SHAPES:
                 func(*args, **kwargs)  # torch says better what is wrong
-            raise _refused(where, infer, refusal, tensors, operands) from None
-        except TypeError as error:
+            kept = 1 if call.in_place else 0
+            raise _refused(where, infer, refusal, tensors, operands, kept) from None
+        except (
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            ValueError,
+        ) as error:
+            func(*args, **kwargs)  # torch says better what is wrong with its arguments
             raise PlacementError(
                 f"{where} at {caller()}: called in a form that the table does not know: "
                 f"{error}",
@@ -150,6 +168,9 @@ class Typecheck(TorchFunctionMode):
             ) from None
         return found
 
+
+# Other names that torch takes for an argument.
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 
 # A result that stays without a type.
 _UNTYPED = object()
@@ -161,12 +182,16 @@ _OVERWRITES = ("random", "copies and casts")
 def _key(arg: Any) -> Any:
     """What inference sees of an argument, hashable."""
     if isinstance(arg, Tensor):
+        if tags.is_overwritten(arg):
+            type_or_error(arg, "an op")
         return tags.get(arg), arg.shape, arg.dtype
     if isinstance(arg, list | tuple):
         return tuple(map(_key, cast(Any, arg)))
     if isinstance(arg, slice):
         bounds = cast(Any, arg)
-        return "slice", bounds.start, bounds.stop, bounds.step
+        return "slice", _key(bounds.start), _key(bounds.stop), _key(bounds.step)
+    if arg.__hash__ is None:
+        return arg.__class__, id(arg)
     if isinstance(arg, float):
         return float, not arg  # of a number only this matters to types
     return arg.__class__, arg
@@ -197,11 +222,17 @@ def _inference(
         seen = tuple(_with_operands(a, left) for a in args)
         named = {k: _with_operands(a, left) for k, a in kwargs.items()}
         found = call.op.flow(call.op, *first, *seen, **named, **extra)
-        if call.in_place:
-            return _written(where, seen[0], found)
+        if call.in_place or _asks_in_place(args, kwargs):
+            return _written(where, operands[0], found)
         return found
 
     return infer
+
+
+def _asks_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """relu(x, inplace=True), or relu(x, True)."""
+    flagged = len(args) > 1 and isinstance(args[0], Tensor) and args[-1] is True
+    return bool(kwargs.get("inplace", False)) or (flagged and len(args) in (2, 4))
 
 
 def _with_operands(arg: Any, operands: Any) -> Any:
@@ -237,7 +268,9 @@ def _refused(
     refusal: Refusal,
     tensors: Sequence[Tensor],
     operands: Sequence[Operand],
+    kept: int,
 ) -> PlacementError:
+    """The error for a refused op; the first `kept` operands are written, not to change."""
     names = [name_of(t) or f"argument {k}" for k, t in enumerate(tensors)]
     guilty = refusal.operand.position if refusal.operand else 0
     actual = "refused"
@@ -249,7 +282,7 @@ def _refused(
             actual = repr(t) if isinstance(t, Shard) else WORDS[t.letter]
         elif refusal.index is not None:
             actual = f"an index ({found.index!r})"
-    offered = fixes(infer, operands, names, refusal)
+    offered = fixes(infer, operands, names, refusal, kept)
     return mismatch(
         f"{where} at {caller()}",
         names[guilty] if names else where,

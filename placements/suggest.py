@@ -27,9 +27,16 @@ Infer = Callable[[Sequence[Operand]], object]
 
 
 def fixes(
-    infer: Infer, operands: Sequence[Operand], names: Sequence[str], refusal: Refusal
+    infer: Infer,
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    refusal: Refusal,
+    kept: int = 0,
 ) -> list[Fix]:
-    """Up to three changes of one operand, or of all that are alike, that type-check."""
+    """Up to three changes of one operand, or of all that are alike, that type-check.
+
+    The first `kept` operands are not to be changed: an in-place op writes them.
+    """
     found: list[Fix] = []
     attempts = [
         (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
@@ -37,6 +44,8 @@ def fixes(
     seen: set[str] = set()
     for row, changed in [(None, ()), *attempts]:
         if len(found) == MOST or (row is not None and _name(row) in seen):
+            continue
+        if any(k < kept for k in changed):
             continue
         fix = _Attempt(infer, operands, names).run(refusal, row, changed)
         if fix is not None and fix not in found:

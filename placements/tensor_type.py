@@ -118,13 +118,6 @@ class TensorType(Mapping[str, AxisType]):
     def global_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.global_size(dim, size) for dim, size in enumerate(shape))
 
-    def with_axis(self, axis: str, axis_type: AxisType) -> "TensorType":
-        """The same type, but for one axis; a Shard added there cuts innermost."""
-        types: dict[str, AxisType] = dict(self)
-        types.pop(axis)
-        types[axis] = axis_type
-        return make(self.mesh, types, index=self.index)
-
     def with_index(self, index: Index | Computed | None) -> "TensorType":
         if index == self.index:
             return self

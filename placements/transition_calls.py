@@ -73,6 +73,8 @@ def run(
     line, mesh = _line(axis)
     types = as_axis_type(src), _required(call, dst)
     request = Request(call, x, line, mesh, *types, new_dim, sends, receives)
+    for t in types:
+        _check_dim(call, t, x)
     row = _row(request)
     if current.mode is None:
         if row is None or (line.size == 1 and row.action not in _DIMS_ADDED):
@@ -86,6 +88,11 @@ def run(
     if watcher is not None and moved is not x:
         watcher.crossing(call, "result", moved, tags.get(moved))
     return moved
+
+
+def _check_dim(call: str, t: AxisType, x: Tensor) -> None:
+    if isinstance(t, Shard) and not -x.dim() <= t.dim < x.dim():
+        raise ValueError(f"{call}: {t!r} names a dim that {x.dim()} dims do not have")
 
 
 def _required(call: str, dst: AxisTypeLike | None) -> AxisType:
@@ -102,13 +109,18 @@ def _line(axis: Axis) -> tuple[Line, Mesh | None]:
     mesh = current_mesh()
     if isinstance(axis, str):
         if mesh is None:
-            if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            if _on_many_ranks():
                 raise ValueError(
                     f"axis {axis!r} is a name, but no mesh is current; "
                     "with set_current_mesh(mesh): ..."
                 )
             return Line(axis, 1, 0, None), None
         size = mesh.require(axis)
+        if mesh.device_mesh is None and current.mode is None and _on_many_ranks():
+            raise ValueError(
+                f"{mesh!r} is sizes alone, so nothing can be sent over {axis!r}; "
+                "set_current_mesh takes the DeviceMesh of these ranks"
+            )
         return Line(axis, size, mesh.coordinate[axis], mesh.group(axis)), mesh
     for name in mesh.sizes if mesh is not None and mesh.device_mesh is not None else ():
         assert mesh is not None
@@ -116,6 +128,10 @@ def _line(axis: Axis) -> tuple[Line, Mesh | None]:
             return Line(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
     rank = dist.get_rank(axis)
     return Line(axis.group_name, dist.get_world_size(axis), rank, axis), None
+
+
+def _on_many_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _row(request: Request) -> Transition | None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from placements.callsite import name_of
+from placements.callsite import caller, name_of
 from placements.describe import described
 from placements.errors import PlacementError, mismatch
 from placements.infer import Refusal
@@ -32,7 +32,8 @@ def check_mesh(
     if known.mesh != mesh and not known.is_number:
         name = name_of(x) or "x"
         raise mismatch(
-            call, name, axis, f"a tensor on {mesh!r}", f"on {known.mesh!r}",
+            f"{call} at {caller()}", name, axis,
+            f"a tensor on {mesh!r}", f"on {known.mesh!r}",
             rule="a collective runs over an axis of the mesh that the tensor lives on",
             operands=[described(x, known)],
             advice=f"reinterpret_mesh({name}, mesh)",
@@ -48,7 +49,7 @@ def check_source(call: str, x: Tensor, known: TensorType, axis: str, src: AxisTy
         src = Shard(src.dim % x.dim(), src.extent)
     if actual != src:
         raise mismatch(
-            call, name, axis, _word(src), _word(actual),
+            f"{call} at {caller()}", name, axis, _word(src), _word(actual),
             rule="src must be the type that the tensor has",
             operands=[described(x, known)],
         )  # fmt: skip
@@ -56,7 +57,7 @@ def check_source(call: str, x: Tensor, known: TensorType, axis: str, src: AxisTy
         assert actual.extent is not None
         if not actual.extent.is_even:
             raise mismatch(
-                call, name, axis,
+                f"{call} at {caller()}", name, axis,
                 f"src={actual!r}", f"cut unevenly, {actual.extent!r}, and src={src!r}",
                 rule="with checking off nothing else tells the collective how many rows "
                 "each rank holds",
@@ -70,7 +71,7 @@ def refused(
 ) -> PlacementError:
     """The error for a transition that cannot be typed."""
     return mismatch(
-        call, name_of(x) or "x", refusal.axis, refusal.expected,
+        f"{call} at {caller()}", name_of(x) or "x", refusal.axis, refusal.expected,
         _word(known[refusal.axis or axis]),
         rule=refusal.reason, operands=[described(x, known)],
     )  # fmt: skip
@@ -82,7 +83,8 @@ def no_such_transition(
     """The error for a pair of types that the call does not take."""
     expected = ", ".join(choices(call))
     return PlacementError(
-        f"{call}: {name_of(x) or 'x'} on axis {axis!r} from {_word(src)} to {_word(dst)}, "
+        f"{call} at {caller()}: {name_of(x) or 'x'} on axis {axis!r} from {_word(src)} to "
+        f"{_word(dst)}, "
         f"expected one of {expected}",
         where=call,
         name=name_of(x) or "x",

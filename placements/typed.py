@@ -8,7 +8,16 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from jaxtyping import jaxtyped  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
@@ -33,7 +42,14 @@ def typed(target: Any) -> Any:
     Of a dataclass or named tuple the fields are checked when it is made; of an
     `nn.Module` annotated attributes are the types of its parameters and buffers.
     """
-    return _typed_class(target) if isinstance(target, type) else _typed_function(target)
+    if isinstance(target, type):
+        return _typed_class(target)
+    if isinstance(target, classmethod | staticmethod):
+        method = cast(Any, target)
+        return type(method)(_typed_function(method.__func__))
+    if inspect.isgeneratorfunction(target) or inspect.iscoroutinefunction(target):
+        raise TypeError(f"@typed cannot check {target.__name__}: it returns a generator")
+    return _typed_function(target)
 
 
 def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,15 +114,18 @@ def _typed_class(cls: Any) -> Any:
     is_module = issubclass(cls, nn.Module)
     if issubclass(cls, tuple):
         return _typed_named_tuple(cls)
+    if not is_module and not hasattr(cls, "__dataclass_fields__"):
+        raise TypeError(
+            f"@typed checks dataclasses, named tuples and nn.Modules, got {cls.__name__}; "
+            "put @typed above @dataclass, or on the methods"
+        )
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if type(self) is not cls:
-            return
         if is_module:
             _remember_parameters(cls, self)
-        elif checkers.count and current.mode is not None:
+        elif type(self) is cls and checkers.count and current.mode is not None:
             fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
             _check_fields(cls, fields, self)
 

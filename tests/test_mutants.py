@@ -6,7 +6,7 @@ import torch
 from placements.ops import OPS
 from placements.rules import RULES
 from tests.mutants.equivalent import EQUIVALENT
-from tests.mutants.killers import killer_of
+from tests.mutants.killers import first_failure
 from tests.mutants.patches import changed
 from tests.mutants.tables import Mutant, mutants
 
@@ -47,12 +47,12 @@ def one_thread() -> None:
 def test_a_mutant_is_killed(name: str) -> None:
     mutant = EVERY[name]
     with changed(mutant.apply):
-        assert killer_of(mutant.killers) is not None
+        assert first_failure(mutant.killers) is not None
 
 
 def test_the_tables_as_they_are_pass() -> None:
     laws = [("cells", ""), ("duality", ""), ("losses", ""), ("extents", ""), ("moves", "0")]
-    assert killer_of([*laws, ("sound", "mul"), ("refused ops", "mul")]) is None
+    assert first_failure([*laws, ("sound", "mul"), ("refused ops", "mul")]) is None
 
 
 def test_a_change_is_undone() -> None:

@@ -1,9 +1,9 @@
 """Flows of factories: tensors that come from no other tensor's values."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from placements.index import Index
-from placements.infer import Operand
+from placements.infer import Operand, Refusal
 from placements.mesh import Mesh
 from placements.tensor_type import (
     EMPTY,
@@ -14,7 +14,7 @@ from placements.tensor_type import (
     from_factory,
     make,
 )
-from placements.types import R
+from placements.types import R, Shard
 
 if TYPE_CHECKING:
     from placements.ops import Op
@@ -22,13 +22,29 @@ if TYPE_CHECKING:
 
 def filled(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType:
     """zeros, ones, full and their _like and new_ forms: one number, given a shape."""
-    if "zeros" in op.name:
-        return from_factory(mesh, ZERO)
-    if "full" in op.name:
-        value = kwargs.get("fill_value", args[-1] if args else None)
-        is_zero = not isinstance(value, Operand) and value == 0
-        return from_factory(mesh, ZERO if is_zero else FILLED)
-    return from_factory(mesh, FILLED)
+    like = args[0] if op.name.endswith("_like") else None
+    of_a_tensor = like is not None or op.name.startswith("new_")
+    _refuse_tensors([*(args[1:] if of_a_tensor else args), *kwargs.values()])
+    fill = ZERO if "zeros" in op.name else FILLED
+    if "full" in op.name and kwargs.get("fill_value", args[-1]) == 0:
+        fill = ZERO
+    if like is None:
+        return from_factory(mesh, fill)
+    # In the shape of a piece it is a piece, whatever the rest.
+    types = {a: t if isinstance(t, Shard) else R for a, t in like.type.items()}
+    return make(like.type.mesh, types, fresh=fill)
+
+
+def _refuse_tensors(values: Iterable[Any]) -> None:
+    """A factory's numbers are the same on all ranks only if they are Python numbers."""
+    for value in values:
+        if isinstance(value, Operand):
+            raise Refusal(
+                "a factory that takes its number from a tensor makes what that tensor is; "
+                "expand the tensor instead",
+                operand=value,
+                expected="a Python number",
+            )
 
 
 def uninitialised(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType:
@@ -37,12 +53,10 @@ def uninitialised(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType
 
 
 def counted(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType:
-    """arange(n): the rows of a dim of n rows; other ranges count nothing."""
-    numbers = [a for a in args if isinstance(a, int | float)]
-    plain = (
-        len(numbers) == 1
-        and isinstance(numbers[0], int)
-        and not ({"start", "end", "step"} & kwargs.keys())
-    )
-    index = Index(int(numbers[0])) if plain and op.name == "arange" else None
-    return make(mesh, {axis: R for axis in mesh.axes}, index, MADE)
+    """arange, linspace, eye: numbers that are the same on all ranks.
+
+    Nothing says which rows an arange counts: those of a dim of as many rows, or the first
+    rows of a longer one.
+    """
+    _refuse_tensors([*args, *kwargs.values()])
+    return make(mesh, {axis: R for axis in mesh.axes}, fresh=MADE)

@@ -77,7 +77,8 @@ def pointwise(op: "Op", *args: Any, **kwargs: Any) -> TensorType:
     """Every tensor argument is a value; numbers count in sums."""
     every = [*args, *kwargs.values()]
     operands = [a for a in every if isinstance(a, Operand)]
-    adds = op.linearity is LINEAR and any(is_number(a) and a != 0 for a in args)
+    numbers = [*args, kwargs.get("other", 0)]
+    adds = op.linearity is LINEAR and any(is_number(a) and a != 0 for a in numbers)
     return combine(
         op.linearity,
         terms_of(operands),
@@ -155,9 +156,17 @@ def same(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
 
 def copy(op: "Op", input: Operand, source: Operand, *args: Any) -> TensorType:
     """The target takes the values of the source, so it must be of the source's type."""
+    terms = terms_of([input, source])
+    shift = input.ndim - source.ndim
+    for dim, size in enumerate(source.shape):
+        if source.cut_axes(dim) and size != input.shape[dim + shift]:
+            raise Refusal(
+                "one row of a piece would be repeated over the rows of the target",
+                source.cut_axes(dim)[0], source, "a source of the target's shape",
+            )  # fmt: skip
     if input.type.fresh is not None:
-        return combine(op.linearity, terms_of([source]), index=source.type.index)
-    return combine(op.linearity, terms_of([input, source]), index=source.type.index)
+        terms = terms[1:]
+    return combine(op.linearity, terms, index=source.type.index)
 
 
 def fill(op: "Op", input: Operand, value: Any = 0) -> TensorType:
@@ -191,13 +200,16 @@ def reduced_labels(
     return tuple(labels)
 
 
-def _reduction_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+def _reduction_arguments(
+    op: "Op", args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, bool]:
     """(dim, keepdim) of a reduction, however they were passed."""
-    dim: Any = kwargs.get("dim", kwargs.get("axis"))
+    dim: Any = kwargs.get("dim")
     keepdim = bool(kwargs.get("keepdim", False))
+    unbiased_first = op.name in ("var", "std", "var_mean", "std_mean")
     for arg in args:
         if isinstance(arg, bool):
-            keepdim = arg
+            keepdim, unbiased_first = (keepdim, False) if unbiased_first else (arg, False)
         elif isinstance(arg, int | tuple | list):
             dim = cast(Any, arg)
     return dim, keepdim
@@ -205,7 +217,7 @@ def _reduction_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
 
 def reduction(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """Dims are reduced away."""
-    dim, keepdim = _reduction_arguments(args, kwargs)
+    dim, keepdim = _reduction_arguments(op, args, kwargs)
     dims = dims_of(dim, input.ndim)
     labels = reduced_labels(op, input, dims, keepdim)
     return combine(op.linearity, [Term(input, labels)], index=arithmetic_index([input]))
@@ -226,7 +238,7 @@ def choice(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
         both = [input, other]
         return combine(NONLINEAR, terms_of(both), index=arithmetic_index(both))
     values = reduction(op, input, *args, **kwargs).with_index(input.type.index)
-    dim, _ = _reduction_arguments(args, kwargs)
+    dim, _ = _reduction_arguments(op, args, kwargs)
     if dim is None:
         return values
     return values, values.with_index(rows_of(input, dim))
@@ -234,7 +246,7 @@ def choice(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
 
 def position(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """argmax, argmin: the row that was chosen."""
-    dim, _ = _reduction_arguments(args, kwargs)
+    dim, _ = _reduction_arguments(op, args, kwargs)
     chosen = reduction(op, input, *args, **kwargs)
     return chosen.with_index(rows_of(input, dim))
 

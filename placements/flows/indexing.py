@@ -304,17 +304,14 @@ class _Plan:
         self.index_ndim = max((i.ndim for i in indices), default=0)
         if any(e[0].is_bool for e in self.tensors):
             self.index_ndim = max(self.index_ndim, 1)
-        # With tensors present a plain integer counts as one of them.
-        advanced = [
-            k
-            for k, (entry, _, _) in enumerate(self.entries)
-            if isinstance(entry, Operand) or (self.tensors and _is_int(entry))
-        ]
+        # torch takes the rows of plain integers first, so these do not come between.
+        kept = [entry for entry in self.entries if not _is_int(entry[0])]
+        advanced = [k for k, (entry, _, _) in enumerate(kept) if isinstance(entry, Operand)]
         together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
         self.index_at = 0
         place = 0 if together or not advanced else self.index_ndim
         self.result_dim: dict[int, int] = {}
-        for k, (entry, dim, _) in enumerate(self.entries):
+        for k, (entry, dim, _) in enumerate(kept):
             if advanced and together and k == advanced[0]:
                 self.index_at = place
                 place += self.index_ndim

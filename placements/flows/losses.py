@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from placements.flows.elementwise import broadcast
-from placements.infer import Contract, Label, Mixed, Operand, Term, combine
+from placements.infer import Contract, Label, Mixed, Operand, Refusal, Term, combine
 from placements.rules import NONLINEAR
 from placements.tensor_type import TensorType
 
@@ -37,6 +37,11 @@ def normalised(
     return combine(op.linearity, terms)
 
 
+def _refuse_legacy(*flags: Any) -> None:
+    if any(flag is not None for flag in flags):
+        raise Refusal("size_average and reduce are deprecated by torch: use reduction=")
+
+
 def _reduced(reduction: str, place: int, key: str) -> Label:
     if reduction == "none":
         return place
@@ -55,6 +60,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> TensorType:
     """cross_entropy, nll_loss: classes in dim 1 (dim 0 of an unbatched input)."""
+    _refuse_legacy(size_average, reduce)
     classes = 1 if input.ndim > 1 else 0
     labels: list[Label] = []
     for d in range(input.ndim):
@@ -84,6 +90,7 @@ def elementwise_loss(
     **kwargs: Any,
 ) -> TensorType:
     """mse_loss and its kin: elementwise, then all dims reduced."""
+    _refuse_legacy(kwargs.get("size_average"), kwargs.get("reduce"))
     weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Operand)]
     every = [input, target, *weights]
     terms: list[Term] = []

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from placements.flows.elementwise import broadcast, terms_of
 from placements.infer import (
+    NO_ARGUMENT,
     Contract,
     Label,
     Mixed,
@@ -26,16 +27,12 @@ def _product(op: "Op", terms: Sequence[Term]) -> TensorType:
 
 
 def _plus(
-    product: TensorType,
-    factor: Operand,
-    shape: tuple[int, ...],
-    bias: Any,
-    scaled_by: Any = 1,
+    product: TensorType, shape: tuple[int, ...], bias: Any, scaled_by: Any = 1
 ) -> TensorType:
     """The type of product + bias, which is a sum like any other."""
     if not isinstance(bias, Operand) or scaled_by == 0:
         return product
-    result = Operand(product, shape, bias.dtype, factor.position)
+    result = Operand(product, shape, bias.dtype, NO_ARGUMENT)
     return combine(LINEAR, terms_of([result, bias]))
 
 
@@ -99,7 +96,7 @@ def linear(
             Term(weight, (last, Contract("inner"))[2 - weight.ndim :]),
         ],
     )
-    return _plus(product, input, (*input.shape[:-1], *weight.shape[:-1]), bias)
+    return _plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
 
 
 def add_product(
@@ -113,7 +110,7 @@ def add_product(
 ) -> TensorType:
     """addmm, baddbmm, addmv: input + left @ right."""
     columns = right.shape[-1:] if right.ndim > 1 else ()
-    return _plus(matmul(op, left, right), left, (*left.shape[:-1], *columns), input, beta)
+    return _plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
 
 
 def einsum(op: "Op", equation: Any, *operands: Any) -> TensorType:
@@ -214,8 +211,14 @@ def attention(
         Term(value, (*lead, keys, query.ndim - 1)),
     ]
     if isinstance(attn_mask, Operand):
-        head = (*range(query.ndim - 1 - attn_mask.ndim + 1, query.ndim - 2), rows, keys)
-        terms.append(Term(attn_mask, tuple(head)[-attn_mask.ndim :], is_control=True))
+        every: tuple[Label, ...] = (*lead, rows, keys)
+        labels = (
+            None if size == 1 and not attn_mask.cut_axes(dim) else label
+            for dim, (size, label) in enumerate(
+                zip(attn_mask.shape, every[-attn_mask.ndim :], strict=True)
+            )
+        )
+        terms.append(Term(attn_mask, tuple(labels), is_control=True))
     if dropout_p:
         raise Refusal("attention with dropout_p > 0: apply dropout by a visible call")
     return combine(NONLINEAR, terms)

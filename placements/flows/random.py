@@ -48,6 +48,12 @@ def sample(
     op: "Op", input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
 ) -> TensorType:
     """bernoulli, multinomial: numbers drawn with these probabilities."""
+    cut = input.type.order(input.ndim - 1) if op.name == "multinomial" else ()
+    if cut:
+        raise Refusal(
+            "a draw needs the probabilities of all choices, and this rank holds a piece",
+            cut[0], input, "a dim that is not cut",
+        )  # fmt: skip
     return masked(input, shared)
 
 
@@ -55,6 +61,14 @@ def like(
     op: "Op", input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
 ) -> TensorType:
     """Fresh numbers in the shape of `input`, or in its place."""
+    for extra in (*args, *kwargs.values()):
+        if isinstance(extra, Operand):
+            raise Refusal(
+                "numbers drawn around one tensor and as wide as another: draw them plain, "
+                "then multiply and add",
+                operand=extra,
+                expected="a Python number",
+            )
     if op.name == "normal" and input.type.fresh is None:
         return masked(input, shared)  # torch.normal(mean): its values count, too
     types: dict[str, AxisType] = {}

@@ -1,13 +1,15 @@
 """The laws that are tried on a mutant, by name and argument, with bounded examples.
 
 They are the laws of `placements.testing.laws`, derandomised and without shrinking: a
-mutant is dead at the first AssertionError. `refused ops` is the one law that lives here:
-an op that refuses every Partial operand must have values for which no type is right.
+mutant is dead at the first AssertionError. Three laws live here and not yet there:
+`refused ops` (an op that refuses sums has values for which no type is right), `draws`
+(dropout is one mask of the whole value) and `losses` (where backward may start).
 """
 
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,7 +36,9 @@ from placements.testing.laws.comparison import Tally, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall, placed_calls
 from placements.testing.laws.programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
-from placements.types import I, P, R, Shard
+from placements.testing.placed import split_ranks
+from placements.testing.strategies import seeded
+from placements.types import AxisType, I, P, R, Shard, V
 from tests.test_laws import test_moves, test_round_trips, test_rules
 
 Law = Callable[[str], None]
@@ -43,7 +47,7 @@ Law = Callable[[str], None]
 Killer = tuple[str, str]
 
 # Examples of each law for one mutant.
-EXAMPLES = {"sound": 60, "moves": 25, "programs": 40, "extents": 150, "sums": 60}
+EXAMPLES = {"sound": 60, "moves": 25, "programs": 40, "extents": 500, "sums": 60}
 
 
 def examples(kind: str, times: int = 1) -> settings:
@@ -58,15 +62,19 @@ def examples(kind: str, times: int = 1) -> settings:
     )
 
 
-def sound(name: str) -> None:
-    """Accepted calls of one op equal one device; some are accepted."""
+def sound(argument: str) -> None:
+    """Accepted calls of one op equal one device; some are accepted.
+
+    "add" has the usual number of examples, "add 5" has five times as many.
+    """
+    name, _, factor = argument.partition(" ")
     tally = Tally()
 
     def law(placed: PlacedCall) -> None:
         if check_sound(placed, tally):
             check_forgetting(placed)
 
-    for times in (1, 3):
+    for times in (int(factor or 1), 3 * int(factor or 1)):
         examples("sound", times)(given(placed_calls(name=name))(law))()
         if tally.letters & set("SPR") or not tally.operands:
             break
@@ -106,6 +114,7 @@ def refused_along(name: str) -> None:
 # Ops that refuse a sum that would be right, known and accepted as such.
 STRICT: dict[str, str] = {
     "fill": "a value that overwrites a sum must itself be pending it",
+    "copy_": "the target's old values do not matter, so it may be refused with any",
     "nansum": "linear but for NaN, which the drawn numbers are not",
     "scaled_dot_product_attention": "linear in the values, but one class for all operands",
     "rms_norm": "linear in the weight, but one class for all operands",
@@ -123,7 +132,7 @@ def refused_ops(name: str) -> None:
 
     def law(call: Call) -> None:
         floats = tuple(k for k, x in enumerate(call.operands) if x.has_gradient)
-        if call.drawn or call.reference is not None or not floats:
+        if call.drawn or not floats:
             return
         for partial in {floats, *((k,) for k in floats)}:
             shown = patterns.get(partial)
@@ -174,8 +183,10 @@ def _judge(call: Call, partial: Sequence[int]) -> bool | None:
 
 
 def _halved(held: Sequence[Tensor], is_sum: bool) -> list[Tensor]:
-    """Halves show what whole numbers hide: rounding is not linear."""
-    return [x / 2 if is_sum else x for x in held]
+    """Halves show what whole numbers hide, and a zero divisor would show too much."""
+    if is_sum:
+        return [x / 2 for x in held]
+    return [x + (x == 0) if x.is_floating_point() else x for x in held]
 
 
 def _is_accepted(placed: PlacedCall, held: Sequence[Sequence[Tensor]]) -> bool:
@@ -192,6 +203,87 @@ def _is_accepted(placed: PlacedCall, held: Sequence[Sequence[Tensor]]) -> bool:
     return True
 
 
+def draws(name: str) -> None:
+    """Dropout drops the same elements of the whole value, in values and gradients.
+
+    Where it is refused, no type may be right; the rows of DRAWS that refuse what is
+    merely correlated (V and S with a shared generator) are policy and left out.
+    """
+    mesh, whole = Mesh({"tp": 2}), torch.arange(1.0, 33.0).double()
+    sources = {"R": R, "I": I, "P": P, "S": Shard(0, Even(32, 2)), "V": V}
+    for (letter, src), shared in product(sources.items(), ((), ("tp",))):
+        if letter in "VS" and shared:
+            continue
+        held = split_ranks(
+            lambda _: whole,
+            [make(mesh.seen_from(c), {"tp": src}) for c in mesh.coordinates()],
+            mesh,
+            seeded(0),
+        )
+        runs = [_dropped(mesh, r, held[r], src, shared) for r in range(2)]
+        known = runs[0][2]
+        if known is not None:
+            assert known.letter == DRAWN[letter, bool(shared)], (letter, shared, known)
+            fits = (
+                letter == "V" or known.letter == "V" or _is_masked(runs, src, known, whole)
+            )
+            assert fits, f"dropout of {letter}, shared={shared}: wrong as {known!r}"
+        else:
+            right = [t for t in sources.values() if _is_masked(runs, src, t, whole)]
+            assert letter in "IP" and not right, f"{letter}, {shared}: refused, yet {right}"
+
+
+# What a draw leaves known at best: equal stays equal only if the generators are shared.
+DRAWN = {
+    **{(letter, True): letter for letter in "RIP"},
+    **{(letter, False): letter for letter in "VS"},
+    ("R", False): "V",
+}
+
+Dropped = tuple[Tensor, Tensor, AxisType | None]
+
+
+def _dropped(
+    mesh: Mesh, rank: int, held: Tensor, src: AxisType, shared: tuple[str, ...]
+) -> Dropped:
+    x = held.clone().requires_grad_()
+    torch.default_generator.manual_seed(1 if shared else 1 + rank)
+    known = None
+    with set_current_mesh(mesh.seen_from({"tp": rank})), typecheck():
+        assert_type(x, {"tp": src})
+        try:
+            with shared_generator(*shared):
+                y = torch.nn.functional.dropout(x)
+                found = type_of(y)
+                known = found["tp"] if found is not None else None
+        except PlacementError:
+            pass
+    if known is None:
+        y = torch.nn.functional.dropout(x)
+    return x, y, known
+
+
+def _is_masked(
+    runs: Sequence[Dropped], src: AxisType, dst: AxisType, whole: Tensor
+) -> bool:
+    """Whether the ranks' results, read as `dst`, are the value times one mask."""
+    sizes = {"tp": len(runs)}
+    try:
+        joined = join([y.detach() for _, y, _ in runs], {"tp": dst}, sizes)
+        if joined.shape != whole.shape:
+            return False
+        mask = joined / whole
+        weights = split(torch.ones_like(whole), {"tp": dual(dst)}, Mesh(sizes))
+        grads = [
+            torch.autograd.grad(y, x, w, retain_graph=True)[0]
+            for (x, y, _), w in zip(runs, weights, strict=True)
+        ]
+        gradient = join(grads, {"tp": dual(src)}, sizes)
+    except (ValueError, RuntimeError):
+        return False
+    return set(mask.tolist()) <= {0.0, 2.0} and torch.equal(gradient, mask)
+
+
 def losses(_: str) -> None:
     """Backward may start at a loss exactly if its gradient is that of one device.
 
@@ -204,8 +296,9 @@ def losses(_: str) -> None:
             x = split(whole, {"tp": src}, mesh)[place["tp"]].clone().requires_grad_()
             x.square().sum().backward()
             grads.append(x.grad)
+            y = x.detach().clone().requires_grad_()
             with set_current_mesh(mesh.seen_from(place)), typecheck():
-                y = assert_type(x.detach().clone().requires_grad_(), {"tp": src})
+                assert_type(y, {"tp": src})
                 loss = y.square().sum()
                 found = type_of(loss)
                 assert found is not None and found["tp"].letter == letter, letter
@@ -257,11 +350,17 @@ def short_programs(_: str) -> None:
     assert sum(accepted) > len(accepted) // 4, "few programs are accepted"
 
 
+def patient(killers: Sequence[Killer]) -> list[Killer]:
+    """The same laws of ops with more examples, for a mutant that the first did not kill."""
+    return [(law, f"{name} 6") for law, name in killers if law == "sound"]
+
+
 LAWS: dict[str, Law] = {
     "cells": cells,
     "sound": sound,
     "refused along": refused_along,
     "refused ops": refused_ops,
+    "draws": draws,
     "losses": losses,
     "moves": move,
     "duality": duality,
@@ -270,8 +369,8 @@ LAWS: dict[str, Law] = {
 }
 
 
-def killer_of(killers: Sequence[Killer]) -> tuple[str, str] | None:
-    """The first law that fails, and its first line; None if all hold."""
+def first_failure(killers: Sequence[Killer]) -> tuple[Killer, str] | None:
+    """The first law that fails, and the first line it says; None if all hold."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, argument in killers:
@@ -279,5 +378,5 @@ def killer_of(killers: Sequence[Killer]) -> tuple[str, str] | None:
                 LAWS[name](argument)
             except Exception as error:  # a law that cannot run reports it too
                 first = str(error).partition("\n")[0] or type(error).__name__
-                return f"{name} {argument}".strip(), first
+                return (name, argument), first
     return None

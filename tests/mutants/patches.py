@@ -42,7 +42,7 @@ class Patches:
         setattr(owner, name, value)
 
     def everywhere(self, old: Any, new: Any) -> None:
-        """Every module-level name that stands for `old`."""
+        """Every module-level name, and entry of a dict there, that stands for `old`."""
         found = 0
         for module_name, module in list(sys.modules.items()):
             if module_name.partition(".")[0] not in PACKAGES:
@@ -51,6 +51,9 @@ class Patches:
                 if value is old:
                     self.attribute(module, name, new)
                     found += 1
+                elif isinstance(value, dict):
+                    for key in [k for k, one in value.items() if one is old]:
+                        self.item(value, key, new)
         assert found, f"{old!r} stands nowhere"
 
     def text(self, owner: Any, name: str, old: str, new: str) -> None:

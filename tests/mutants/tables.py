@@ -160,7 +160,7 @@ def _draws() -> Iterator[Mutant]:
                 "draws", f"{row.letter}, {'shared' if row.shared else 'own'} generator",
                 f"{row.gives or 'refused'} -> {gives or 'refused'}",
                 lambda p, new=new, key=key: p.item(random._DRAW, key, new),
-                _sound(*RANDOM),
+                (("draws", ""), *_sound(*RANDOM)),
             )  # fmt: skip
 
 
@@ -384,7 +384,7 @@ def _extents() -> Iterator[Mutant]:
 CALLED = frozenset(call_names())
 
 
-def _some(row: Row, most: int = 3) -> list[str]:
+def _some(row: Row, most: int = 2) -> list[str]:
     """A few names of a row, from both ends: all of a row share their flow."""
     names = [n for n in row.names.split() if n in CALLED]
     names = names or [f"{n}_" for n in row.names.split() if f"{n}_" in CALLED]

@@ -1,48 +1,69 @@
-"""One mutant, or one law, tried in a worker process."""
+"""One mutant tried in a worker process: which law kills it.
 
+A law kills only if it holds on the tables as they are; that is tried once for each law
+that fails on a mutant, in every worker.
+"""
+
+import functools
 import time
 from dataclasses import dataclass
 
 import torch
 
-from tests.mutants.killers import Killer, killer_of
+from tests.mutants.equivalent import why_equivalent
+from tests.mutants.killers import Killer, first_failure, patient
 from tests.mutants.patches import changed
-from tests.mutants.tables import mutants
+from tests.mutants.tables import Mutant, mutants
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one mutant, or of one law on the tables as they are."""
+    """What became of one mutant; `broken`: laws that fail without it, too."""
 
     name: str
     table: str
     killer: str
     message: str
     seconds: float
+    broken: tuple[str, ...]
 
     @property
     def is_killed(self) -> bool:
         return bool(self.killer)
 
 
-def try_law(killer: Killer) -> Verdict:
-    """A law on the tables as they are: it must hold."""
+@functools.cache
+def failure_unmutated(killer: Killer) -> str:
+    """The message of a law that fails on the tables as they are; empty if it holds."""
+    found = first_failure([killer])
+    return "" if found is None else found[1]
+
+
+@functools.cache
+def _by_name() -> dict[str, Mutant]:
+    return {mutant.name: mutant for mutant in mutants()}
+
+
+def try_mutant(name: str) -> Verdict:
+    """The first law that holds without the mutant and fails with it."""
     start = time.perf_counter()
     torch.set_num_threads(1)
-    found = killer_of([killer]) or ("", "")
-    return Verdict(" ".join(killer).strip(), "", *found, time.perf_counter() - start)
-
-
-def try_mutant(name: str, broken: frozenset[Killer] = frozenset()) -> Verdict:
-    """The laws of one mutant, without those that fail anyway."""
-    start = time.perf_counter()
-    torch.set_num_threads(1)
-    mutant = next(m for m in mutants() if m.name == name)
-    laws = list(dict.fromkeys(k for k in mutant.killers if k not in broken))
-    with changed(mutant.apply):
-        found = killer_of(laws) or ("", "")
-    return Verdict(name, mutant.table, *found, time.perf_counter() - start)
-
-
-def try_pair(pair: tuple[str, frozenset[Killer]]) -> Verdict:
-    return try_mutant(*pair)
+    mutant = _by_name()[name]
+    laws = list(dict.fromkeys(mutant.killers))
+    if why_equivalent(name) is None:
+        laws += patient(laws)
+    killed_by, message, broken = "", "", []
+    while laws and not killed_by:
+        with changed(mutant.apply):
+            found = first_failure(laws)
+        if found is None:
+            break
+        killer, message = found
+        laws = laws[laws.index(killer) + 1 :]
+        said = failure_unmutated(killer)
+        if said:
+            broken.append(f"{' '.join(killer)}: {said}")
+        else:
+            killed_by = " ".join(killer).strip()
+    spent = time.perf_counter() - start
+    return Verdict(name, mutant.table, killed_by, message, spent, tuple(broken))

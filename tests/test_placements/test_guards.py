@@ -19,8 +19,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.ops import OPS
 from placements.op_lookup import torch_name
+from placements.ops import OPS
 from placements.testing import run_ranks
 from placements.testing.ranks import device_mesh
 

@@ -22,7 +22,8 @@ BY_BUILDER: dict[Callable[[Builder], Call], str] = {
     "trunc special_expit special_entr neg negative positive clone contiguous detach data "
     "cpu",
     e.unary_whole: "bitwise_not __invert__",
-    e.binary: "eq ge gt le lt ne float_power floor_divide fmod pow remainder __mod__ "
+    e.binary: "eq __eq__ ge gt le lt ne float_power floor_divide fmod pow remainder "
+    "__mod__ "
     "__floordiv__ add sub subtract rsub mul multiply xlogy __radd__ __rsub__ __rmul__",
     e.binary_tensors: "atan2 fmax fmin hypot isclose logaddexp logical_and logical_or "
     "logical_xor maximum minimum",
@@ -103,7 +104,7 @@ BY_BUILDER: dict[Callable[[Builder], Call], str] = {
     v.empty_like: "empty_like new_empty",
     v.empty: "empty empty_strided",
     v.counted: "arange linspace eye",
-    v.dropout: "dropout alpha_dropout",
+    v.dropout: "dropout",
     v.sample: "bernoulli multinomial",
     v.drawn_like: "rand_like randn_like randint_like normal uniform exponential random",
     v.drawn: "rand randn randint randperm",
