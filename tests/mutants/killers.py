@@ -1,9 +1,10 @@
 """The laws that are tried on a mutant, by name and argument, with bounded examples.
 
 They are the laws of `placements.testing.laws`, derandomised and without shrinking: a
-mutant is dead at the first AssertionError. Three laws live here and not yet there:
-`refused ops` (an op that refuses sums has values for which no type is right), `draws`
-(dropout is one mask of the whole value) and `losses` (where backward may start).
+mutant is dead at the first AssertionError. Four laws live here and not yet there:
+`refused ops` (an op that refuses sums has values for which no type is right), `numbers`
+(zeros, moved about, go with any type still), `draws` (dropout is one mask of the whole
+value) and `losses` (where backward may start).
 """
 
 import functools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -128,22 +130,43 @@ def refused_ops(name: str) -> None:
     """An op that refuses all sums has values for which no type is right."""
     if name in STRICT:
         return
-    patterns: dict[tuple[int, ...], bool] = {}  # operands that are sums -> shown wrong
+    # how many operands, and those that are sums -> accepted, or shown wrong
+    patterns: dict[tuple[int, tuple[int, ...]], bool] = {}
 
     def law(call: Call) -> None:
         floats = tuple(k for k, x in enumerate(call.operands) if x.has_gradient)
         if call.drawn or not floats:
             return
         for partial in {floats, *((k,) for k in floats)}:
-            shown = patterns.get(partial)
-            if shown is None or not shown:
+            key = len(call.operands), partial
+            if not patterns.get(key):
                 verdict = _judge(call, partial)
                 if verdict is not None:
-                    patterns[partial] = bool(shown) or verdict
+                    patterns[key] = verdict
 
     examples("sums")(given(calls(name=name))(law))()
     strict = [partial for partial, shown in patterns.items() if not shown]
     assert not strict, f"{name}: sums in {strict} are refused, and nothing shows them wrong"
+
+
+def numbers(name: str) -> None:
+    """One number, given a shape, stays one in some calls of an op that moves elements."""
+    mesh, kept = Mesh({"tp": 2}), 0
+
+    def law(call: Call) -> None:
+        nonlocal kept
+        if len(call.operands) != 1 or not call.operands[0].has_gradient:
+            return
+        with set_current_mesh(mesh), typecheck():
+            x = torch.full(call.operands[0].shape, 2.0, dtype=torch.float64)
+            try:
+                found = type_of(tensors_in(call.run(x))[0])
+            except (PlacementError, RuntimeError, IndexError, ValueError):
+                return
+        kept += found is not None and found.is_number
+
+    examples("sums")(given(calls(name=name))(law))()
+    assert kept, f"{name}: a number given a shape becomes Replicate"
 
 
 def _judge(call: Call, partial: Sequence[int]) -> bool | None:
@@ -360,6 +383,7 @@ LAWS: dict[str, Law] = {
     "sound": sound,
     "refused along": refused_along,
     "refused ops": refused_ops,
+    "numbers": numbers,
     "draws": draws,
     "losses": losses,
     "moves": move,
@@ -376,7 +400,7 @@ def first_failure(killers: Sequence[Killer]) -> tuple[Killer, str] | None:
         for name, argument in killers:
             try:
                 LAWS[name](argument)
-            except Exception as error:  # a law that cannot run reports it too
+            except (Exception, pytest.fail.Exception) as error:
                 first = str(error).partition("\n")[0] or type(error).__name__
                 return (name, argument), first
     return None

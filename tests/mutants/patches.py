@@ -8,7 +8,7 @@ that was inferred by its calls) is forgotten before and after.
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -43,10 +43,15 @@ class Patches:
 
     def everywhere(self, old: Any, new: Any) -> None:
         """Every module-level name, and entry of a dict there, that stands for `old`."""
+        modules = [
+            m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES
+        ]
+        assert self.replaced(modules, old, new), f"{old!r} stands nowhere"
+
+    def replaced(self, modules: Iterable[Any], old: Any, new: Any) -> int:
+        """As `everywhere`, in these modules alone; how many names there were."""
         found = 0
-        for module_name, module in list(sys.modules.items()):
-            if module_name.partition(".")[0] not in PACKAGES:
-                continue
+        for module in modules:
             for name, value in list(vars(module).items()):
                 if value is old:
                     self.attribute(module, name, new)
@@ -54,7 +59,7 @@ class Patches:
                 elif isinstance(value, dict):
                     for key in [k for k, one in value.items() if one is old]:
                         self.item(value, key, new)
-        assert found, f"{old!r} stands nowhere"
+        return found
 
     def text(self, owner: Any, name: str, old: str, new: str) -> None:
         """A function or method whose source says `new` where it said `old`."""

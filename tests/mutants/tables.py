@@ -4,7 +4,9 @@ One mutant makes one change. Rows are taken from the tables themselves, so a new
 its mutants without a change here; what is written out are changes of formulas.
 """
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -386,31 +388,36 @@ CALLED = frozenset(call_names())
 
 def _some(row: Row, most: int = 2) -> list[str]:
     """A few names of a row, from both ends: all of a row share their flow."""
-    names = [n for n in row.names.split() if n in CALLED]
-    names = names or [f"{n}_" for n in row.names.split() if f"{n}_" in CALLED]
+    forms = [(n, f"{n}_") for n in row.names.split()]
+    names = [next(n for n in pair if n in CALLED) for pair in forms if CALLED & {*pair}]
     step = max(len(names) // most, 1)
     return names[::step][:most]
+
+
+FLOWS = "placements.flows."
+
+# Ops that keep a number a number.
+MOVE_ELEMENTS = frozenset(
+    "neg negative positive clone contiguous detach data to type_as view reshape view_as "
+    "reshape_as flatten ravel unflatten permute transpose swapaxes swapdims t T mT adjoint "
+    "movedim moveaxis squeeze unsqueeze expand broadcast_to expand_as div __getitem__ "
+    "repeat repeat_interleave".split()
+)
 
 
 def _other_linearity(row: Row, new: Linearity, p: Patches) -> None:
     """The ops' linearity, also where their flow has it written out."""
 
+    def combine(linearity: Linearity, *rest: Any, **named: Any) -> Any:
+        return infer.combine(
+            new if linearity is row.linearity else linearity, *rest, **named
+        )
+
     def flow(*args: Any, **kwargs: Any) -> Any:
-        module = row.flow.__globals__
-        original = module.get("combine")
-        if original is None:
+        modules = [m for name, m in sys.modules.items() if name.startswith(FLOWS)]
+        with ExitStack() as stack:
+            Patches(stack).replaced(modules, infer.combine, combine)
             return row.flow(*args, **kwargs)
-
-        def combine(linearity: Linearity, *rest: Any, **named: Any) -> Any:
-            return original(
-                new if linearity is row.linearity else linearity, *rest, **named
-            )
-
-        module["combine"] = combine
-        try:
-            return row.flow(*args, **kwargs)
-        finally:
-            module["combine"] = original
 
     for name in row.names.split():
         p.item(OPS, name, replace(OPS[name], linearity=new, flow=flow))
@@ -420,6 +427,7 @@ def _linearities() -> Iterator[Mutant]:
     for row in ROWS:
         names = _some(row)
         killers = (*_sound(*names), *(("refused ops", n) for n in names))
+        killers += tuple(("numbers", n) for n in names if n in MOVE_ELEMENTS)
         for new in Linearity:
             if new is not row.linearity:
                 yield Mutant(
