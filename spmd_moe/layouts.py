@@ -175,8 +175,8 @@ def markdown() -> str:
     lines = [
         "# Placements of the layer",
         "",
-        "Generated from `spmd_moe/layouts.py` by `make docs`; do not edit by hand. A cell is",
-        "the type of a tensor on an axis, then the type of its gradient.",
+        "Generated from `spmd_moe/layouts.py` by `make docs`; do not edit by hand.",
+        "A cell is the type of a tensor on an axis, then the type of its gradient.",
         "",
         "| tensor | meaning | dp, cp, edp | " + " | ".join(heads) + " |",
         "|" + "---|" * (3 + len(heads)),

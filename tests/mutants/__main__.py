@@ -79,6 +79,7 @@ def _name_survivors(console: Console, verdicts: list[Verdict]) -> int:
         reason = why_equivalent(verdict.name)
         unexplained += reason is None
         state = "SURVIVES" if reason is None else "equivalent"
+        reason = verdict.message if verdict.message.startswith("STALE") else reason
         said = f"\n    {reason}" if reason else ""
         console.print(f"{state}: {verdict.name}{said}", markup=False)
     return unexplained

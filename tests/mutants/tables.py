@@ -99,7 +99,7 @@ def _rules() -> Iterator[Mutant]:
         new = replace(old, gives=gives, kind="sound")
         yield Mutant(
             "rules", "PARTIAL_PLUS_NUMBER", f"refused -> {gives}",
-            lambda p, new=new: p.everywhere(old, new), _sound("add", "sub", "masked_fill"),
+            lambda p, new=new: p.everywhere(old, new), _sound("masked_fill 6", "add 6"),
         )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ DIMS: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
     ("_join_axis", "Scattered keeps its letter",
      'letter = "V"', "pass", ("masked_select", "nonzero", "argwhere")),
     ("_joined", "an integer R mixes with nothing",
-     'if letter not in "RI" or term.operand.can_have_gradient', "if True",
+     'if letter in "RI" and not term', "if False and not term",
      ("where", "gather", "embedding")),
 )  # fmt: skip
 
