@@ -25,6 +25,7 @@ from placements.guards import doors_watched
 from placements.infer import SHAPES, Operand, Refusal
 from placements.mesh import Mesh, current_mesh
 from placements.op_lookup import KNOWN, Call, resolve
+from placements.ops import Op
 from placements.state import Observer, checkers, current
 from placements.suggest import fixes
 from placements.tensor_type import TensorType
@@ -222,17 +223,21 @@ def _inference(
         seen = tuple(_with_operands(a, left) for a in args)
         named = {k: _with_operands(a, left) for k, a in kwargs.items()}
         found = call.op.flow(call.op, *first, *seen, **named, **extra)
-        if call.in_place or _asks_in_place(args, kwargs):
+        if call.in_place or _asks_in_place(call.op, args, kwargs):
             return _written(where, operands[0], found)
         return found
 
     return infer
 
 
-def _asks_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """relu(x, inplace=True), or relu(x, True)."""
-    flagged = len(args) > 1 and isinstance(args[0], Tensor) and args[-1] is True
-    return bool(kwargs.get("inplace", False)) or (flagged and len(args) in (2, 4))
+def _asks_in_place(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """relu(x, inplace=True), relu(x, True), dropout(x, 0.5, True, True)."""
+    if kwargs.get("inplace", False):
+        return True
+    # Activations take the flag second, dropout fourth; it is their only flag there.
+    return (
+        op.group in ("elementwise", "random") and len(args) in (2, 4) and args[-1] is True
+    )
 
 
 def _with_operands(arg: Any, operands: Any) -> Any:
