@@ -10,6 +10,10 @@ OTHER_WORDS = (
     "a later row refuses the same operands for the same kind of reason; only the "
     "sentence in the error differs"
 )
+ONLY_CONTRACTED = (
+    "the ids are a control, so the one value is the sum over the cut dim itself, and a "
+    "contraction of a non-linear op is taken as multilinear anyway"
+)
 
 _REFUSED_TWICE = (
     "rules | 3 linear, has P, only VSRP | dropped",
@@ -36,6 +40,7 @@ _NO_VALUES = ("factories: zeros ...", "factories: empty ...", "factories: arange
 EQUIVALENT: dict[str, str] = {
     **dict.fromkeys(_REFUSED_TWICE, OTHER_WORDS),
     **{f"ops | {row} | linear -> multilinear": ONE_OPERAND for row in _ONE_OPERAND},
+    "ops | counting: bincount ... | non-linear -> ": ONLY_CONTRACTED,
     **{f"ops | {row} | linear -> ": NO_RULE for row in _NO_RULE},
     **{
         f"ops | {row} | {old} -> ": NO_VALUES

@@ -354,7 +354,7 @@ def extents(_: str) -> None:
     """Rows there and back, scaling, splitting and joining."""
     bound = test_round_trips.bound_extents
     options = examples("extents")
-    options(given(bound)(round_trips.check_rows))()
+    examples("extents", 4)(given(bound)(round_trips.check_rows))()
     options(given(bound, st.integers(1, 3))(round_trips.check_scaled))()
     placed = strategies.meshes().flatmap(
         lambda mesh: strategies.placed_tensors(mesh=mesh, letters="RSPI")

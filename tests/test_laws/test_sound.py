@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from placements.ops import OPS
+from placements.ops import OPS, ROWS
 from placements.testing.cases import CASES, NOT_CALLED, call_names
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.placed_calls import PlacedCall, placed_calls
@@ -19,7 +19,9 @@ SHARE = 10
 
 
 def test_every_op_has_a_case() -> None:
-    assert set(OPS) - set(CASES) - set(NOT_CALLED) == set()
+    # Of the table's own rows: other packages may have registered ops of theirs.
+    names = {name for row in ROWS for name in row.names.split()}
+    assert names - set(CASES) - set(NOT_CALLED) == set()
 
 
 @pytest.mark.filterwarnings("ignore")
