@@ -32,8 +32,8 @@ def main() -> int:
     console = Console(width=120, highlight=False)
     console.print(_summary(chosen, verdicts))
     unexplained = _name_survivors(console, verdicts)
-    broken = sorted({law for v in verdicts for law in v.broken})
-    for law in broken:
+    broken = {law.partition(": ")[0]: law for v in verdicts for law in v.broken}
+    for law in broken.values():
         console.print(f"UNMUTATED, yet it fails: {law}", markup=False)
     killed = sum(v.is_killed for v in verdicts)
     explained = len(verdicts) - killed - unexplained

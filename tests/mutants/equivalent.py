@@ -15,6 +15,9 @@ ONLY_CONTRACTED = (
     "contraction of a non-linear op is taken as multilinear anyway"
 )
 
+NOT_READ = "the flow has the sum over a cut dim written out: nothing reads this column"
+DRAWS_DECIDE = "the table DRAWS alone decides what a drawn sample is: nothing reads this"
+
 _REFUSED_TWICE = (
     "rules | 3 linear, has P, only VSRP | dropped",
     "rules | 4 linear, has P, only VSRP | dropped",
@@ -34,13 +37,15 @@ _NO_RULE = (
     "views: unflatten",
 )  # fmt: skip
 _NO_VALUES = ("factories: zeros ...", "factories: empty ...", "factories: arange ...",
-              "random: rand_like ...", "random: rand ...", "counting: one_hot")  # fmt: skip
+              "random: rand_like ...", "random: rand ...")  # fmt: skip
 
 # the beginning of a mutant's name -> why no law can tell it from the original
 EQUIVALENT: dict[str, str] = {
     **dict.fromkeys(_REFUSED_TWICE, OTHER_WORDS),
     **{f"ops | {row} | linear -> multilinear": ONE_OPERAND for row in _ONE_OPERAND},
     "ops | counting: bincount ... | non-linear -> ": ONLY_CONTRACTED,
+    "ops | counting: bincount ... | cut dim: ": NOT_READ,
+    "ops | random: bernoulli ... | non-linear -> ": DRAWS_DECIDE,
     **{f"ops | {row} | linear -> ": NO_RULE for row in _NO_RULE},
     **{
         f"ops | {row} | {old} -> ": NO_VALUES

@@ -401,7 +401,7 @@ MOVE_ELEMENTS = frozenset(
     "neg negative positive clone contiguous detach data to type_as view reshape view_as "
     "reshape_as flatten ravel unflatten permute transpose swapaxes swapdims t T mT adjoint "
     "movedim moveaxis squeeze unsqueeze expand broadcast_to expand_as div __getitem__ "
-    "repeat repeat_interleave".split()
+    "repeat dropout".split()
 )
 
 
