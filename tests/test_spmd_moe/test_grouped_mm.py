@@ -87,7 +87,7 @@ def test_rows_of_other_ranks_experts_are_refused() -> None:
     assert caught.value.axis == "ep" and caught.value.expected == "Varying"
 
 
-def test_it_compiles_and_has_a_fake() -> None:
+def test_it_has_a_fake_and_runs_on_meta_tensors() -> None:
     rows, matrices, ends, _ = operands([1, 2], 4, 4, torch.float32)
     found = grouped_mm(rows.to("meta"), matrices.to("meta"), ends.to("meta"))
     assert found.shape == (3, 4)
