@@ -1,0 +1,53 @@
+"""`spmd-moe check | train | bugs`: arguments in, exit code out.
+
+Exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used. Errors are
+without a traceback unless `--debug` asks for it.
+"""
+
+import argparse
+import importlib
+import sys
+
+from placements import PlacementError
+from spmd_moe.cli.terminal import BadInput, make_console
+
+# command -> (the module that runs it, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("spmd_moe.cli.check", "type-check and run a layer for a mesh"),
+    "train": ("spmd_moe.cli.train", "train a small language model on local processes"),
+    "bugs": ("spmd_moe.cli.bugs", "published bugs, and what refuses them"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="spmd-moe", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, (module, about) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=about,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument("--debug", action="store_true", help="errors with traceback")
+        if name in given:  # the others need not be imported
+            importlib.import_module(module).add_arguments(command)
+    chosen = parser.parse_args(given)
+    module, _ = COMMANDS[chosen.command]
+    try:
+        return importlib.import_module(module).run(chosen, make_console())
+    except PlacementError as error:  # before ValueError, which it is too
+        if chosen.debug:
+            raise
+        print(error, file=sys.stderr)
+        return 1
+    except (BadInput, ValueError) as error:
+        if chosen.debug:
+            raise
+        line = " ".join(str(error).split())
+        print(f"spmd-moe {chosen.command}: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"spmd-moe {chosen.command}: interrupted", file=sys.stderr)
+        return 130
