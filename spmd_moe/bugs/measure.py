@@ -1,0 +1,117 @@
+"""Run a bug's programs and say what refused the wrong one; nothing is taken on trust.
+
+The wrong program is tried under `typecheck()`, then under `verify()`, then by the kit; the
+first that refuses is the answer. The right one must pass both modes and equal one device.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
+from placements.testing.failures import RankFailure
+from placements.testing.ranks import device_mesh, run_ranks
+from spmd_moe.bugs.record import CONSTRUCTION, KIT, TYPES, VERIFY, Bug
+
+NOBODY = "nobody"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who refused the wrong program, with which error, and whether the right one passed."""
+
+    by: str
+    error: BaseException | None
+    right_failed: BaseException | None
+
+    @property
+    def headline(self) -> str:
+        """The first line of the error."""
+        error = self.error
+        if error is None:
+            return ""
+        return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def measure(bug: Bug) -> Verdict:
+    """Try both programs of a bug."""
+    by, error = refusal_of(bug)
+    return Verdict(by, error, failure_of(bug))
+
+
+def refusal_of(bug: Bug) -> tuple[str, BaseException | None]:
+    """What refuses the wrong program first, and its error."""
+    wrong = bug.program("wrong")
+    if wrong is None:
+        return NOBODY, None
+    error = error_under(typecheck, bug, wrong)
+    if error is not None:
+        return _kind_of(error, TYPES), error
+    error = error_under(verify, bug, wrong)
+    if error is not None:
+        return _kind_of(error, VERIFY), error
+    kit = bug.program("kit")
+    try:
+        kit() if kit is not None else _compare(bug, wrong)
+    except (AssertionError, RankFailure, PlacementError) as refused:
+        return KIT, refused
+    return NOBODY, None
+
+
+def failure_of(bug: Bug) -> BaseException | None:
+    """What is wrong with the right program, which must pass; None if it does."""
+    right = bug.program("right")
+    assert right is not None
+    for mode in (typecheck, verify):
+        error = error_under(mode, bug, right)
+        if error is not None:
+            return error
+    try:
+        _compare(bug, right)
+    except (AssertionError, ValueError) as error:
+        return error
+    return None
+
+
+def _kind_of(error: BaseException, mode: str) -> str:
+    if isinstance(error, PlacementError):
+        return mode
+    return KIT if isinstance(error, RankFailure) else CONSTRUCTION
+
+
+def error_under(
+    mode: Callable[[], Any], bug: Bug, program: Callable[[], Any]
+) -> BaseException | None:
+    """The first cause if a program fails under `typecheck` or `verify`."""
+    try:
+        run_ranks(dict(bug.mesh), _on_rank, mode, program)
+    except RankFailure as failure:
+        # Without a cause the ranks fell out of step, which the simulator found.
+        return failure.cause or failure
+    return None
+
+
+def _on_rank(mode: Callable[[], Any], program: Callable[[], Any]) -> dict[str, Tensor]:
+    with set_current_mesh(device_mesh()), mode():
+        found: Mapping[str, Tensor] | None = program()
+        return {name: x.detach().clone() for name, x in (found or {}).items()}
+
+
+def _compare(bug: Bug, program: Callable[[], Any]) -> None:
+    """AssertionError unless the program's results equal one device's."""
+    by_rank = run_ranks(dict(bug.mesh), _on_rank, typecheck, program)
+    one_device: Any = bug.program("one_device")
+    expected: dict[str, Tensor] = one_device()
+    assert set(by_rank[0]) == set(expected) == set(bug.results), (
+        f"{bug.id}: results {sorted(by_rank[0])}, one device {sorted(expected)}, "
+        f"types {sorted(bug.results)}"
+    )
+    for name, types in bug.results.items():
+        found = join([results[name] for results in by_rank], types, Mesh(bug.mesh))
+        torch.testing.assert_close(
+            found, expected[name], rtol=1e-12, atol=1e-12,
+            msg=lambda text, name=name: f"{name} is not that of one device: {text}",
+        )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What a published bug is here: the wrong program, the right one, and who must refuse.
+
+A bug is a class used as a namespace of static functions, so that `spmd-moe bugs --show`
+can print them as they stand:
+
+    one_device()   the results on one device, by name
+    wrong()        the bug, on one rank; the simulator runs it on all of them
+    right()        the mended program: its results, by name, as this rank holds them
+    kit()          only where types and values at crossings cannot tell: the call of the
+                   testing kit that refuses the bug (it raises)
+
+`wrong` and `right` run inside `set_current_mesh` and `typecheck()` (or `verify()`), on
+every rank of `mesh`. Optional `spmd_types_local(s)`, `spmd_types_global(s)` and `dtensor()`
+are the wrong program in the words of the peers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from placements.types import TypesLike
+
+# What `one_device` and `right` return: tensors by name.
+Results: TypeAlias = dict[str, Tensor | None]
+
+TYPES = "types"  # typecheck() refuses: an op, a collective, a signature, a derived function
+VERIFY = "verify"  # verify() refuses: values are not what the types say
+KIT = "kit"  # the simulator, check_adjoint or the comparison with one device refuses
+CONSTRUCTION = "construction"  # the public API has no way to say it
+BY = (TYPES, VERIFY, KIT, CONSTRUCTION)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the error must say: who refuses, on which axis, which tensor, by which rule.
+
+    `name` and `rule` are parts of the error's fields (of its text where the error is not
+    a PlacementError).
+    """
+
+    by: str
+    axis: str | None
+    name: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One entry; the right program's results are joined by the types in `results`."""
+
+    id: str
+    project: str
+    kind: str
+    title: str
+    mesh: Mapping[str, int]
+    refused: Refused | None  # None: a correct program that must be accepted
+    results: Mapping[str, TypesLike]
+    programs: type[Any]
+
+    def program(self, name: str) -> Callable[..., Any] | None:
+        return getattr(self.programs, name, None)
+
+
+def bug(
+    id: str,
+    project: str,
+    kind: str,
+    title: str,
+    *,
+    mesh: Mapping[str, int],
+    refused: Refused | None,
+    results: Mapping[str, TypesLike],
+) -> Callable[[type[Any]], Bug]:
+    """Make a class of programs a Bug; `kind` is a key of `kinds.KINDS`."""
+
+    def make(programs: type[Any]) -> Bug:
+        return Bug(id, project, kind, title, dict(mesh), refused, dict(results), programs)
+
+    return make
