@@ -1,21 +1,27 @@
 """What every tensor is across ranks: types per mesh axis, checked while code runs.
 
-types, extents, index   what can be said of a tensor on one axis, of a dim, of an integer
+types, extents, index   what can be said of a tensor on one axis, of a dim (one run of it
+                        per rank: runs), of an integer
 meaning                 what a type means: split a global value, join the locals
 duals, rules, ops       tables: gradient types; how types combine; every known torch op
 flows/                  where the dims of an op's operands go
 infer, retype           pure inference, for ops and for transitions
+validity, padding       rows of padding: what is known of them (pad_rules, pad_moves)
 transitions, moves      table of collectives and casts; running them, with their backward
 collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
 propagate, guards       the mode that checks every op; the doors that it does not see
+numbers                 Python numbers that belong to an axis: ranks_and_sizes
 declarations, typed        types on tensors and modules; types in signatures
 parameters              the declared types of a module's parameters; what follows from them:
                         gradients, clipping, checkpoint; averages over split dims
-verify                  compares values across ranks (fingerprints, crosscheck, exchange)
+verify                  compares values across ranks (fingerprints, logs, crosscheck, draws,
+                        exchange)
+generators, effects     random state, and memory that opaque code writes
 errors, suggest         one exception, one format, fixes that were tried
 """
 
 from placements.annotations import On as On
+from placements.annotations import PadRows as PadRows
 from placements.averages import global_mean as global_mean
 from placements.checkpoint import global_state_dict as global_state_dict
 from placements.checkpoint import load_global_state_dict as load_global_state_dict
@@ -36,6 +42,8 @@ from placements.extents import Even as Even
 from placements.extents import Folded as Folded
 from placements.extents import Padded as Padded
 from placements.extents import Ragged as Ragged
+from placements.extents import ZigZag as ZigZag
+from placements.generators import own_generator as own_generator
 from placements.gradients import gradient_axes as gradient_axes
 from placements.gradients import reduce_gradients as reduce_gradients
 from placements.index import Index as Index
@@ -48,8 +56,11 @@ from placements.mesh import Mesh as Mesh
 from placements.mesh import current_mesh as current_mesh
 from placements.mesh import set_current_mesh as set_current_mesh
 from placements.op_lookup import register_op as register_op
+from placements.padding import pad_rows as pad_rows
 from placements.presentations import reinterpret_mesh as reinterpret_mesh
 from placements.propagate import typecheck as typecheck
+from placements.ranks_and_sizes import axis_rank as axis_rank
+from placements.ranks_and_sizes import global_size as global_size
 from placements.state import shared_generator as shared_generator
 from placements.typed import typed as typed
 from placements.types import I as I

@@ -64,6 +64,13 @@ class Variable:
 AxisPattern = AxisType | Variable | Reference
 
 
+class PadRows:
+    """Says that a tensor may have rows of padding; without it none are taken.
+
+    def route(x_TD: Annotated[TD, On(tp=R), PadRows], valid_T: Annotated[Mask, PadRows])
+    """
+
+
 class On:
     """What a tensor is on the named axes; on the others it may be anything.
 

@@ -5,8 +5,7 @@ beartype. A placement variable is bound by the first argument that it annotates.
 """
 
 import functools
-import types as python_types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -14,13 +13,23 @@ from jaxtyping import AbstractArray
 from torch import Tensor
 
 from placements import tags
-from placements.annotations import On, Variable
+from placements.annotations import On, PadRows, Variable
+from placements.array_hints import (
+    CASTS,
+    UNIONS,
+    arrays_in,
+    is_array,
+    kind_of,
+    shape_reason,
+    stated_dtypes,
+)
 from placements.describe import checked_mesh, dtype_name, short_dtype
 from placements.errors import Fix, PlacementError
 from placements.state import observer
 from placements.suggest import change
 from placements.tensor_type import TensorType
 from placements.types import AxisType, Described, Shard
+from placements.validity import print_pads
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,9 @@ class Checks:
             return
         origin, args = get_origin(hint), get_args(hint)
         if origin is Annotated:
-            self._tensor(name, value, args[0], [m for m in args[1:] if isinstance(m, On)])
-        elif origin in (Union, python_types.UnionType):
+            ons = [m for m in args[1:] if isinstance(m, On)]
+            self._tensor(name, value, args[0], ons, PadRows in args[1:])
+        elif origin in UNIONS and not all(map(is_array, args)):
             self._union(name, value, args)
         elif origin in (tuple, list, Sequence, dict, Mapping):
             self._container(name, value, origin, args)
@@ -106,15 +116,18 @@ class Checks:
             shown = getattr(hint, "__name__", None) or str(hint)
             self._fail(name, f"is {value!r}, expected {shown}", str(hint), repr(value))
 
-    def _tensor(self, name: str, value: Any, hint: Any, ons: Sequence[On]) -> None:
+    def _tensor(
+        self, name: str, value: Any, hint: Any, ons: Sequence[On], padded: bool = False
+    ) -> None:
         if not isinstance(value, Tensor):
             self._fail(name, f"is {type(value).__name__}, expected a tensor")
             return
         known = tags.get(value)
         self.tensors.append(f"{name} {_printed(value, hint, known)}")
-        reason = _shape_reason(value, hint)
-        if reason:
-            self._fail(name, f"does not fit its shape: {reason}")
+        if self._dtype(name, value, hint):
+            reason = shape_reason(value, hint)
+            if reason:
+                self._fail(name, f"does not fit its shape: {reason}")
         mesh = checked_mesh()
         if known is None:
             if mesh.axes:
@@ -125,9 +138,34 @@ class Checks:
                 )
             return
         self.crossed.append((name, value, known))
+        if known.pads and not padded:
+            said = print_pads(known.pads).removeprefix(", ")
+            self._fail(
+                name,
+                f"has {said}, expected no rows of padding; leave them out ({name}[valid], "
+                f"{name}[:n]), or annotate it with PadRows",
+                "no rows of padding",
+                said,
+            )
         for on in ons:
             for axis, pattern in on.patterns(self.arguments).items():
                 self._axis(name, known, value.dim(), axis, pattern)
+
+    def attribute(self, name: str, value: Any, hint: Any) -> None:
+        """Check the dtype of a parameter or buffer against its class annotation."""
+        if isinstance(value, Tensor) and not self._dtype(name, value, hint):
+            self.tensors.append(f"{name} {_printed(value, hint, tags.get(value))}")
+
+    def _dtype(self, name: str, value: Tensor, hint: Any) -> bool:
+        """Whether the tensor has a dtype that the hint states; a failure if not."""
+        stated, actual = stated_dtypes(hint), dtype_name(value)
+        if stated is None or actual in stated:
+            return True
+        expected = " or ".join(stated) if len(stated) < 3 else kind_of(hint)
+        call = next((call for known, call in CASTS if known in stated), None)
+        fix = Fix(f"{name}.{call}", "nothing", "nothing") if call else None
+        self._fail(name, f"is {actual}, expected {expected}", expected, actual, fix=fix)
+        return False
 
     def _axis(
         self,
@@ -218,18 +256,13 @@ def _mentions_tensor(hint: Any) -> bool:
         return any(_mentions_tensor(arg) for arg in get_args(hint))
 
 
-def _shape_reason(value: Tensor, hint: Any) -> str:
-    if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        check: Callable[[Any], str] = hint.__instancecheck_str__  # pyright: ignore
-        return check(value)
-    return ""
-
-
 def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
     names: list[str | None] = [None] * value.dim()
-    words = str(getattr(hint, "dim_str", "")).split()
+    words = str(next((a.dim_str for a in arrays_in(hint)), "")).split()
     if len(words) == value.dim() and all(w.isidentifier() for w in words):
         names = list(words)
     dtype = short_dtype(dtype_name(value))
     text = str(Described(dtype, tuple(value.shape), tuple(names), known or {}))
-    return text if known is not None else text.removesuffix("{}") + " untyped"
+    if known is None:
+        return text.removesuffix("{}") + " untyped"
+    return text + print_pads(known.pads)

@@ -13,7 +13,7 @@ from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import described, type_or_error
 from placements.errors import Fix, mismatch
-from placements.state import suspended
+from placements.state import observer, suspended
 from placements.tensor_type import ZERO
 from placements.transitions import cost, find
 from placements.types import BY_LETTER, WORDS, Shard
@@ -95,7 +95,10 @@ def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) > 1:
         seeds = args[1]
     _check_start("backward", outputs, seeds)
-    with suspended():
+    watcher = observer()
+    if watcher is not None:
+        watcher.backward()
+    with suspended(in_backward=True):
         return func(*args, **kwargs)
 
 
@@ -104,7 +107,7 @@ def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     inputs = _tensors(args[1] if len(args) > 1 else kwargs["inputs"])
     seeds = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
     _check_start("autograd.grad", outputs, seeds)
-    with suspended():
+    with suspended(in_backward=True):
         grads = func(*args, **kwargs)
     for x, grad in zip(inputs, grads, strict=True):
         if grad is not None:

@@ -1,14 +1,19 @@
 """Where in the user's code a call came from, and what its tensors are called there."""
 
 import inspect
+import os
 from pathlib import Path
 from types import FrameType
 
 import torch
 from torch import Tensor
 
-_LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
-_PASSED_OVER = ("contextlib.py", "threading.py", "_decorator.py")
+# With the separator: torchtitan is a program, not torch.
+_LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__))
+_PASSED_OVER = ("contextlib.py", "threading.py", "_decorator.py", "typing_extensions.py")
+# Where torch starts backward, and where it calls a Function's own backward.
+_ENGINE = os.path.join("autograd", "graph.py")
+_FUNCTION = os.path.join("autograd", "function.py")
 # The demo is a program like the user's.
 _DEMO = str(Path(__file__).with_name("demo.py"))
 
@@ -23,6 +28,23 @@ def user_frame() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def in_hook_of_user() -> bool:
+    """Whether backward called a hook of the user's that called this.
+
+    A Function's own backward is none, and neither is a hook of torch's (FSDP).
+    """
+    frame, users = inspect.currentframe(), False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.endswith(_ENGINE):
+            return users
+        if name.endswith(_FUNCTION):
+            return False
+        users = users or not (name.startswith(_LIBRARIES) or name.endswith(_PASSED_OVER))
+        frame = frame.f_back
+    return False
 
 
 def caller() -> str:

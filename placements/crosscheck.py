@@ -7,84 +7,18 @@ itself a finding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product, zip_longest
-from typing import NamedTuple
+from itertools import zip_longest
 
+from placements.draws import draw_lies
 from placements.duals import REASONS
 from placements.errors import PlacementError
 from placements.fingerprints import Fingerprint
-from placements.mesh import Mesh
-from placements.types import WORDS
-
-VALUE, GRADIENT, COLLECTIVE = "value", "gradient", "collective"
-
-
-class Claim(NamedTuple):
-    """What a tensor is said to be on one axis: a letter, and the cut of a Shard."""
-
-    letter: str
-    dim: int = 0
-    sizes: tuple[int, ...] = ()  # of the pieces, as this rank has it
-    held: int = 0
-
-    def __str__(self) -> str:
-        return f"S({self.dim})" if self.letter == "S" else WORDS[self.letter]
-
-
-class MeshKey(NamedTuple):
-    """A mesh by value: equal on all ranks that share it."""
-
-    sizes: tuple[tuple[str, int], ...]
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, mesh: Mesh) -> "MeshKey":
-        return cls(tuple(mesh.sizes.items()), mesh.rank_order())
-
-    def groups(self, axis: str) -> list[list[int]]:
-        """The ranks that differ in their place on `axis` only, in that order."""
-        ranges = [range(n) for _, n in self.sizes]
-        at = [name for name, _ in self.sizes].index(axis)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank, place in zip(self.ranks, product(*ranges), strict=True):
-            groups.setdefault((*place[:at], *place[at + 1 :]), []).append(rank)
-        return list(groups.values())
-
-
-class Event(NamedTuple):
-    """One crossing: where, of what, and what was claimed on each axis."""
-
-    kind: str
-    where: str
-    call: int
-    name: str
-    mesh: MeshKey
-    claims: Mapping[str, Claim]
-    fingerprint: Fingerprint | None = None
-    cause: str = ""  # of a gradient: the letter of the value
-
-
-@dataclass
-class Log:
-    """What one rank saw of a step."""
-
-    events: list[Event] = field(default_factory=list[Event])
-    # Parameters that took part and got no gradient, if any parameter got one.
-    without_gradient: list[str] = field(default_factory=list[str])
-    backward_ran: bool = False
-
-
-class Lie(NamedTuple):
-    """A claim that does not hold, and how far into the program it was made."""
-
-    position: int
-    error: PlacementError
+from placements.logs import COLLECTIVE, GRADIENT, VALUE, Event, Lie, Log
 
 
 def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
     """The first claim in program order that the ranks' logs contradict."""
-    lies = sorted(_lies(logs), key=lambda lie: lie.position)
+    lies = sorted([*_lies(logs), *draw_lies(logs)], key=lambda lie: lie.position)
     if not lies:
         return _without_gradient(logs)
     # What lies once often shows on several axes and at later crossings.
@@ -275,17 +209,21 @@ def _without_gradient(logs: Mapping[int, Log]) -> PlacementError | None:
     if not any(log.backward_ran for log in logs.values()):
         return None
     names = dict.fromkeys(name for log in logs.values() for name in log.without_gradient)
-    for name in names:
-        ranks = [rank for rank, log in logs.items() if name in log.without_gradient]
-        return PlacementError(
-            f"verify: parameter {name!r} got no gradient on {_ranks(ranks)}",
-            where="backward",
-            name=name,
-            expected="a gradient",
-            actual=f"None on {_ranks(ranks)}",
-            rule="the optimizer skips a parameter without a gradient, so that its state "
-            "differs from that of ranks that have one",
-            advice="let it take part with zero rows, so that its gradient is zero; or "
-            "requires_grad_(False) if it is not trained",
-        )
-    return None
+    if not names:
+        return None
+    name, *others = names
+    ranks = [rank for rank, log in logs.items() if name in log.without_gradient]
+    error = PlacementError(
+        f"verify: parameter {name!r} got no gradient on {_ranks(ranks)}",
+        where="backward",
+        name=name,
+        expected="a gradient",
+        actual=f"None on {_ranks(ranks)}",
+        rule="the optimizer skips a parameter without a gradient, so that its state "
+        "differs from that of ranks that have one",
+        advice="let it take part with zero rows, so that its gradient is zero; or "
+        "requires_grad_(False) if it is not trained",
+    )
+    if others:
+        error.add_note(f"after {name}, also {', '.join(others[:5])}")
+    return error

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import checked_mesh, described, type_or_error
+from placements.effects import unwritten
 from placements.errors import PlacementError, mismatch
 from placements.index import Index
+from placements.padding import declare_padding, padded_at
 from placements.state import current, observer
 from placements.tensor_type import TensorType, declared
 from placements.torch_private import unseen
@@ -18,10 +20,17 @@ from placements.types import Shard, TypesLike, as_axis_type
 T = TypeVar("T")
 
 
-def assert_type(x: Tensor, types: TypesLike, *, index: Index | None = None) -> Tensor:
+def assert_type(
+    x: Tensor,
+    types: TypesLike,
+    *,
+    index: Index | None = None,
+    valid: Tensor | None = None,
+) -> Tensor:
     """Declare an untyped tensor, check a typed one; returns `x`.
 
     With checking off it does nothing. `index` says what an integer tensor indexes.
+    `valid` is a mask over the first dims of `x`: where it is False are rows of padding.
     Raises PlacementError if the tensor has another type, ValueError if the declaration
     does not fit the mesh or the tensor.
     """
@@ -35,6 +44,8 @@ def assert_type(x: Tensor, types: TypesLike, *, index: Index | None = None) -> T
             _check(x, known, types)
             if index is not None:
                 tags.put(x, known.with_index(index))
+        if valid is not None:
+            tags.put(x, declare_padding(x, type_or_error(x, "assert_type"), valid))
         _observe("assert_type", None, x)
     return x
 
@@ -78,9 +89,39 @@ def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
         if getattr(owner, leaf, None) is None:
             known = [n for n, _ in [*module.named_parameters(), *module.named_buffers()]]
             raise ValueError(f"no parameter or buffer {name!r}; there are {known}")
+        _check_same(name, getattr(owner, leaf), given)
         if not declarations(owner):
-            owner.register_forward_pre_hook(_stamp_before)
+            _called(module, owner_name).register_forward_pre_hook(_stamp_before)
         remember(owner, leaf, given)
+
+
+def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
+    """A tensor that was said to be something else is not declared anew."""
+    known = tags.get(tensor)
+    if current.mode is None or known is None or known.fresh is not None:
+        return
+    with unseen():
+        wanted = declared(checked_mesh(), given, tuple(tensor.shape))
+    if known.mesh == wanted.mesh and known.types != wanted.types:
+        axis = next(a for a in wanted if wanted[a] != known[a])
+        raise mismatch(
+            f"declare at {caller()}", name, axis, repr(wanted[axis]), repr(known[axis]),
+            rule="it was said to be another type before",
+            operands=[described(tensor, known)],
+        )  # fmt: skip
+
+
+# Modules that are never called: whoever holds them uses their parameters.
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
+
+def _called(module: nn.Module, path: str) -> nn.Module:
+    """The module of this name; of a list of parameters, the module that holds it."""
+    owner = module.get_submodule(path)
+    while path and isinstance(owner, _LISTS):
+        path = path.rpartition(".")[0]
+        owner = module.get_submodule(path)
+    return owner
 
 
 _DECLARED = "_placements_declared"
@@ -99,12 +140,19 @@ def remember(module: nn.Module, name: str, types: TypesLike) -> None:
 def stamp(module: nn.Module) -> None:
     """Give the module's own parameters and buffers the types declared for them."""
     with unseen():
-        for name, types in declarations(module).items():
-            tensor = getattr(module, name)
-            tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
-            watcher = observer()
-            if watcher is not None:
-                watcher.stamped(module, name, tensor)
+        _stamp_own(module)
+        for child in module.children():
+            if isinstance(child, _LISTS):
+                _stamp_own(child)
+
+
+def _stamp_own(module: nn.Module) -> None:
+    for name, types in declarations(module).items():
+        tensor = getattr(module, name)
+        tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
+        watcher = observer()
+        if watcher is not None:
+            watcher.stamped(module, name, tensor)
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
@@ -125,7 +173,8 @@ def region(
     gradient (None for what is not a tensor): neither has a default, and the gradient's
     type must be the dual of the argument's. Inside, ops that are known are checked with
     the declared types; what is not known gives untyped results. At the end a typed
-    result must have the type in `outs`; an untyped one gets it.
+    result must have the type in `outs`; an untyped one gets it. The arguments are not
+    to be written.
     """
     if len(ins) != len(grads):
         raise ValueError(f"region: {len(ins)} ins but {len(grads)} grads")
@@ -138,7 +187,7 @@ def region(
         with unseen():
             for arg, given, grad in zip(args, ins, grads, strict=True):
                 _check_boundary(arg, given, grad)
-        with current.mode.trusting():
+        with unwritten("region", args), current.mode.trusting():
             result = fn(*args)
         with unseen():
             _check_results(result, outs)
@@ -155,6 +204,8 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
             f"region: {described(arg)} is a tensor, so ins and grads must say its types"
         )
     known = type_or_error(arg, "region")
+    if known.pads:
+        raise padded_at("region", arg, known)
     _check(arg, known, given)
     _observe("region", None, arg)
     for axis, t in known.dual().items():

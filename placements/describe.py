@@ -9,6 +9,7 @@ from placements.infer import Operand
 from placements.mesh import Mesh, current_mesh
 from placements.tensor_type import TensorType
 from placements.types import Described
+from placements.validity import print_pads
 
 NO_MESH = Mesh({})
 
@@ -37,6 +38,7 @@ def printed(shape: tuple[int, ...], dtype: str, tensor_type: TensorType | None) 
         return f"{short_dtype(dtype)}[{', '.join(map(str, shape))}] untyped"
     names = (None,) * len(shape)
     text = str(Described(short_dtype(dtype), shape, names, tensor_type))
+    text += print_pads(tensor_type.pads)
     return text if tensor_type.index is None else f"{text} {tensor_type.index!r}"
 
 

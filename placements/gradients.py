@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from placements import tags
 from placements.callsite import caller
-from placements.errors import PlacementError
+from placements.errors import PlacementError, mismatch
 from placements.ledger import active_ledger
 from placements.mesh import Mesh
 from placements.moves import Move
@@ -86,9 +86,16 @@ def gradient_type(held: Held) -> TensorType:
     assert grad is not None
     if tags.gradient_state(grad) == ADDED_TO:
         raise _added_to("the gradient", held)
-    found = tags.get(grad)
-    if found is None or found.mesh != held.type.mesh:
-        found = held.type.dual()
+    wanted, found = held.type.dual(), tags.get(grad)
+    if found is None or found.fresh is not None or found.mesh != held.type.mesh:
+        found = wanted
+    for axis, t in wanted.items():
+        if found[axis] != t and (t, found[axis]) != (P, R):
+            raise mismatch(
+                "the gradient", f"the gradient of {held.name!r}", axis, repr(t),
+                repr(found[axis]), rule="the gradient of a parameter has the dual of its "
+                "type, or is Replicate where it was Partial and is reduced",
+            )  # fmt: skip
     for axis, t in local_part(grad)[1].items():
         if axis in found:
             found = TensorType(
@@ -115,13 +122,15 @@ def _due(call: str, module: nn.Module, meshes: Meshes) -> Iterator[Due]:
             continue
         if state == ADDED_TO:
             raise _added_to(call, held)
-        if state == REDUCED:
+        actual = held.type.dual() if grad is None else gradient_type(held)
+        done_on = axes if state == REDUCED else [a for a in axes if actual[a] == R]
+        if done_on:
             raise PlacementError(
                 f"{call}: the gradient of {held.name!r} was reduced already, so it is "
-                f"Replicate on axis {axes[0]!r}, expected Partial",
+                f"Replicate on axis {done_on[0]!r}, expected Partial",
                 where=call,
                 name=held.name,
-                axis=axes[0],
+                axis=done_on[0],
                 expected="Partial",
                 actual="Replicate",
                 rule="a second sum would count the gradient once for every rank",
@@ -171,23 +180,20 @@ def _reduce(bucket: list[Due]) -> None:
         None if held.tensor.grad is None else local_part(held.tensor.grad)[0]
         for held, _ in bucket
     ]
-    present = torch.tensor(
-        [float(grad is not None) for grad in grads],
-        dtype=like[0].dtype,
-        device=like[0].device,
-    )
+    present = torch.tensor([float(grad is not None) for grad in grads], dtype=like[0].dtype)
     flat = [
         (torch.zeros_like(part) if grad is None else grad).reshape(-1)
         for grad, part in zip(grads, like, strict=True)
     ]
-    total = torch.cat([*flat, present])
+    total = torch.cat([*flat, present.to(like[0].device)])
     (held, axes), site = bucket[0], caller()
     assert _SUM is not None
     for axis in axes:
         line = line_of(held.type.mesh, axis)
         total = Move(_SUM, line, record=active_ledger(), site=site).run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
-    counts = cast(list[float], cast(Any, sums[-1]).tolist())
+    # Meta tensors have no values: there this rank answers for all.
+    counts = cast(list[float], cast(Any, present if total.is_meta else sums[-1]).tolist())
     for (held, _), grad, part, value, count in zip(
         bucket, grads, like, sums[:-1], counts, strict=True
     ):

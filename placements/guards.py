@@ -1,8 +1,9 @@
 """Doors that a torch-function mode does not see, watched while checking is on.
 
-`autograd.Function.apply` hides a backward that nobody checked, and a raw collective
-moves data between ranks behind the types. Both are found by replacing the methods that
-every such call goes through, for as long as any thread checks.
+`autograd.Function.apply` hides a backward that nobody checked, a raw collective moves
+data between ranks behind the types, and a module's state may be replaced. They are found
+by replacing the methods that every such call goes through, for as long as any thread
+checks.
 """
 
 import threading
@@ -15,10 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements import tags
-from placements.callsite import caller
-from placements.describe import checked_mesh
+from placements.buffers import watch_buffers
+from placements.callsite import caller, in_hook_of_user, name_of
+from placements.describe import checked_mesh, described
+from placements.effects import count_write, unwritten, watch_memory
 from placements.errors import PlacementError
-from placements.state import current, suspended
+from placements.padding import padded_at
+from placements.ranks_and_sizes import watch_ranks
+from placements.state import current, observer, suspended
 from placements.tensor_type import TensorType, declared
 from placements.torch_private import unseen
 
@@ -32,6 +37,8 @@ TYPED_CALLS: tuple[tuple[str, str], ...] = (
     ("scatter", "convert(x, axis, src=R, dst=S(0))"),
     ("gather", "all_gather(x, axis, src=S(0), dst=R)"),
     ("reduce", "all_reduce(x, axis, src=P, dst=R)"),
+    ("redistribute", "redistribute(x, axis, src=P, dst=R)"),
+    ("object", "all_gather(x, axis, src=V, dst=R), of a tensor"),
     ("send", "all_to_all(x, axis, src=V, dst=V)"),
     ("recv", "all_to_all(x, axis, src=V, dst=V)"),
 )
@@ -57,6 +64,9 @@ def doors_watched() -> Generator[None]:
         if _watchers == 1:
             _watch_functions()
             _watch_collectives()
+            watch_ranks(_replace)
+            watch_buffers(_replace)
+            watch_memory(_replace)
     try:
         yield
     finally:
@@ -70,9 +80,12 @@ def doors_watched() -> Generator[None]:
 def _replace(owner: Any, name: str, new: Any) -> None:
     # The entry of the class's own dict, not what getattr makes of it: that is what has
     # to come back.
-    old = owner.__dict__[name]
+    old = owner.__dict__.get(name)
     setattr(owner, name, new)
-    _undo.append(lambda: setattr(owner, name, old))
+    if old is None:  # inherited
+        _undo.append(lambda: delattr(owner, name))
+    else:
+        _undo.append(lambda: setattr(owner, name, old))
 
 
 def _watch_functions() -> None:
@@ -92,6 +105,9 @@ def _is_transparent(cls: Any) -> bool:
 
 def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     rule = getattr(cls, "placement_rule", None)
+    is_torch = cls.__module__.startswith("torch.distributed")
+    if rule is None and is_torch and _typed_call(cls.__name__) is not None:
+        raise raw_collective(cls.__name__)
     if rule is None:
         raise PlacementError(
             f"{cls.__name__}.apply at {caller()}: this autograd.Function does not say "
@@ -104,23 +120,37 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
             "or call it in a region",
         )
     types = [tags.get(a) if isinstance(a, Tensor) else a for a in args]
+    for arg, known in zip(args, types, strict=True):
+        if isinstance(known, TensorType) and known.pads:
+            raise padded_at(f"{cls.__name__}.apply", arg, known)
     found = rule(*types)
-    with suspended(), unseen():
-        result: Any = original(cls, *args, **kwargs)
-    results: tuple[Any, ...] = _as_tuple(result)
-    types_of_results = _as_tuple(found)
-    if len(types_of_results) != len(results):
+    with unwritten(f"{cls.__name__}.apply", args) as returned:
+        with suspended(), unseen():
+            result: Any = original(cls, *args, **kwargs)
+        returned.extend(_tag_results(cls, result, found))
+    return result
+
+
+def _tag_results(cls: Any, result: Any, found: Any) -> list[Tensor]:
+    results, types = _as_tuple(result), _as_tuple(found)
+    if len(types) != len(results):
         raise PlacementError(
-            f"{cls.__name__}.placement_rule gave {len(types_of_results)} types for "
-            f"{len(results)} results",
+            f"{cls.__name__}.placement_rule gave {len(types)} types for {len(results)} "
+            "results",
             where=f"{cls.__name__}.apply",
         )
-    for tensor, said in zip(results, types_of_results, strict=True):
+    tensors: list[Tensor] = []
+    for tensor, said in zip(results, types, strict=True):
         if isinstance(tensor, Tensor):
             is_type = isinstance(said, TensorType)
             shape = tuple(tensor.shape)
             tags.put(tensor, said if is_type else declared(checked_mesh(), said, shape))
-    return result
+            tensors.append(tensor)
+            watcher = observer()
+            if watcher is not None:
+                where = f"{cls.__name__}.apply"
+                watcher.crossing(where, "result", tensor, tags.get(tensor))
+    return tensors
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -142,29 +172,80 @@ def _watch_collectives() -> None:
         for name, method in list(owner.__dict__.items()):
             if callable(method) and _typed_call(name) is not None:
                 _replace(owner, name, _refusing(method, name))
+    # Every collective of Python objects makes tensors of them first.
+    to_tensor: Any = dist.distributed_c10d.__dict__["_object_to_tensor"]
+
+    def refusing(*args: Any) -> Any:
+        if current.mode is not None and not current.mode.lenient:
+            raise raw_collective("object collective")
+        return to_tensor(*args)
+
+    _replace(dist.distributed_c10d, "_object_to_tensor", refusing)
 
 
 def _refusing(original: Any, name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current.mode is not None and not current.mode.lenient:
-            raise raw_collective(name)
-        return original.__get__(self, type(self))(*args, **kwargs)
+        checked = current.mode is not None and not current.mode.lenient
+        if checked or (current.in_backward and in_hook_of_user()):
+            raise raw_collective(name, self, args)
+        result = original.__get__(self, type(self))(*args, **kwargs)
+        if current.is_opaque and not name.startswith("send"):
+            count_write(args[0] if args else None)
+        return result
 
     return method
 
 
 def _typed_call(name: str) -> str | None:
-    plain = name.replace("_", "")
+    plain = name.replace("_", "").lower()
     return next((call for start, call in TYPED_CALLS if plain.startswith(start)), None)
 
 
-def raw_collective(name: str) -> PlacementError:
+def raw_collective(
+    name: str, group: Any = None, args: tuple[Any, ...] = ()
+) -> PlacementError:
     """The error for a collective that goes round the types."""
     typed = _typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
-    return PlacementError(
-        f"{name} at {caller()}: a raw torch.distributed collective inside typecheck()",
-        where=name,
-        name=name,
-        rule="it changes types and gradients without saying how",
-        advice=f"placements.{typed}",
+    tensors = _tensors_in(args)
+    what = next((found for found in map(name_of, tensors) if found), "")
+    axis = _axis_of(group) if args else None
+    averages = any(
+        getattr(a, "reduceOp", a) == dist.ReduceOp.AVG
+        for a in args
+        if not isinstance(a, Tensor)
     )
+    return PlacementError(
+        f"{name} at {caller()}: a raw torch.distributed collective"
+        + (f" on {what}" if what else "")
+        + (f" over axis {axis!r}" if axis else "")
+        + " inside typecheck()",
+        where=name,
+        name=what or name,
+        axis=axis,
+        rule="reductions are sums here: what a gradient is divided by is part of the loss"
+        if averages
+        else "it changes types and gradients without saying how",
+        operands=[described(t) for t in tensors],
+        advice="global_mean(total, count, axes) in the loss; reduce_gradients(module)"
+        if averages
+        else f"placements.{typed}",
+    )
+
+
+def _tensors_in(args: Any) -> list[Tensor]:
+    if isinstance(args, Tensor):
+        return [args]
+    several = isinstance(args, list | tuple)
+    return [t for a in cast(Any, args) for t in _tensors_in(a)] if several else []
+
+
+def _axis_of(group: Any) -> str | None:
+    """The axis of the current mesh whose ranks a group has."""
+    mesh = checked_mesh()
+    if mesh.device_mesh is None:
+        return None
+    if group is None:  # all ranks
+        return mesh.axes[0] if len(mesh.axes) == 1 else None
+    names = {axis: cast(Any, mesh.group(axis)).group_name for axis in mesh.axes}
+    found = getattr(group, "group_name", None)
+    return next((axis for axis, name in names.items() if name == found), None)

@@ -18,6 +18,7 @@ from placements.state import current
 from placements.tensor_type import TensorType, make
 from placements.torch_private import unseen
 from placements.types import AxisType, R, Shard, V
+from placements.validity import Pads
 
 
 def row_numbers(x: Tensor, dim: int) -> Tensor:
@@ -38,7 +39,10 @@ def _numbers_type(known: TensorType, dim: int, size: int) -> TensorType:
     types: dict[str, AxisType] = {axis: Shard(0, extent) for axis, extent in cuts}
     for axis, t in known.items():
         types.setdefault(axis, V if t == V else R)
-    return make(known.mesh, types, Index.of_cuts(cuts) if cuts else Index(size))
+    counted = make(known.mesh, types, Index.of_cuts(cuts) if cuts else Index(size))
+    return counted.with_pads(
+        tuple(Pads(p.validity, (0,)) for p in known.pads if p.dims == (dim,))
+    )
 
 
 def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
@@ -57,6 +61,8 @@ def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
                 counts = known
                 becomes = Index.of_cuts(known.cuts[:-1]) if known.cuts[1:] else becomes
             _tag_as(rows, index, "to_global", counts, becomes)
+        else:
+            _tag_like(rows, index)
     return rows
 
 
@@ -69,7 +75,17 @@ def to_local(index: Tensor, axis: str, extent: Extent) -> tuple[Tensor, Tensor]:
         if ranks > 1:
             _tag_as(rows, index, "to_local", Index(extent), Index(extent.over(ranks), axis))
             _tag_as(owner, index, "to_local", Index(extent), Index(ranks))
+        else:
+            _tag_like(rows, index)
+            _tag_like(owner, index, Index(1))
     return owner, rows
+
+
+def _tag_like(result: Tensor, index: Tensor, becomes: Index | None = None) -> None:
+    """An axis of size 1 changes nothing: the result is what the index was."""
+    known = tags.get(index)
+    if current.mode is not None and known is not None:
+        tags.put(result, known.with_index(becomes or known.index))
 
 
 def _tag_as(

@@ -6,12 +6,11 @@ label that says where the dim goes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from placements.extents import Extent
 from placements.index import Computed, Index
 from placements.mesh import Mesh
+from placements.pad_rules import AtPads, result_pads
 from placements.rules import (
     DIM_REASONS,
     LINEAR,
@@ -22,102 +21,17 @@ from placements.rules import (
     join,
 )
 from placements.tensor_type import FILLED, MADE, TensorType, make
+from placements.terms import NO_ARGUMENT as NO_ARGUMENT
+from placements.terms import SHAPES as SHAPES
+from placements.terms import Addressed as Addressed
+from placements.terms import Contract as Contract
+from placements.terms import Label as Label
+from placements.terms import Mixed as Mixed
+from placements.terms import Operand as Operand
+from placements.terms import Refusal as Refusal
+from placements.terms import Scattered as Scattered
+from placements.terms import Term as Term
 from placements.types import BY_LETTER, AxisType, Shard, V
-
-# The position of an intermediate result inside an op, which has no name.
-NO_ARGUMENT = -1
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What inference knows of a tensor argument."""
-
-    type: TensorType
-    shape: tuple[int, ...]
-    dtype: str
-    position: int  # which of the call's tensors, in order of appearance
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def can_have_gradient(self) -> bool:
-        return self.dtype.startswith(("float", "bfloat", "complex"))
-
-    @property
-    def is_bool(self) -> bool:
-        return self.dtype == "bool"
-
-    def cut_axes(self, dim: int) -> tuple[str, ...]:
-        return self.type.order(dim)
-
-
-@dataclass(frozen=True)
-class Contract:
-    """The dim is summed away, together with every dim of the same key."""
-
-    key: str
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """The op looks along the dim, so it must not be cut."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Scattered:
-    """The dim ends in rows whose number each rank knows only for itself."""
-
-
-@dataclass(frozen=True)
-class Addressed:
-    """The dim is addressed by an index of the rank's own rows on these axes."""
-
-    axes: tuple[str, ...]
-    otherwise: "Label"
-
-
-# int: the dim of the result that this dim becomes; None: a dim of one row that is
-# broadcast, or that the op does not look at.
-Label: TypeAlias = int | Contract | Mixed | Scattered | Addressed | None
-
-
-@dataclass(frozen=True)
-class Term:
-    """An operand of an op, the labels of its dims, and whether it carries values."""
-
-    operand: Operand
-    labels: tuple[Label, ...]
-    is_control: bool = False
-
-
-# The kind of a refusal that torch itself reports better: the shapes do not fit.
-SHAPES = "shapes"
-
-
-class Refusal(Exception):  # noqa: N818 - a verdict, turned into an error at the boundary
-    """Inference found no type: why, on which axis, because of which operand."""
-
-    def __init__(
-        self,
-        reason: str,
-        axis: str | None = None,
-        operand: Operand | None = None,
-        expected: str = "",
-        kind: str = "unsound",
-        index: tuple[Operand, Index] | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.axis = axis
-        self.operand = operand
-        self.expected = expected
-        self.kind = kind
-        # an index operand, and the domain that would make it fit
-        self.index = index
 
 
 def combine(
@@ -126,10 +40,12 @@ def combine(
     *,
     index: Index | Computed | None = None,
     adds_number: bool = False,
+    at_pads: AtPads | None = None,
 ) -> TensorType:
     """The type of an op's result.
 
-    `adds_number`: a non-zero Python number is one of the op's values.
+    `adds_number`: a non-zero Python number is one of the op's values. `at_pads`: what the
+    op makes of rows of padding, where its linearity alone does not say.
     """
     placed = [term for term in terms if not term.operand.type.is_number]
     fills = [term for term in terms if term.operand.type.is_number]
@@ -144,7 +60,10 @@ def combine(
     )
     types = {axis: _join_axis(axis, linearity, placed, adds_number) for axis in mesh.axes}
     _forget_outer_cuts(types, placed)
-    return make(mesh, _in_order(types, placed), index, fresh)
+    result = make(mesh, _in_order(types, placed), index, fresh)
+    if not any(term.operand.type.pads for term in terms):
+        return result
+    return result.with_pads(result_pads(linearity, terms, result, adds_number, at_pads))
 
 
 def _common_mesh(terms: Sequence[Term]) -> Mesh:
@@ -278,13 +197,14 @@ def _joined(
     place: Shard | None,
     adds_number: bool,
 ) -> AxisType:
-    # R and I differ in their gradients only, so an integer or bool that is equal on all
-    # ranks goes with either: it is I among I, and R among all others.
+    # R and I differ in their gradients only, so what is equal on all ranks and has none,
+    # a whole number, a bool or a factory's constant, goes with either: it is I among I,
+    # and R among all others.
     every = [*values, *controls]
     equal = {
         id(term)
         for letter, term in every
-        if letter in "RI" and not term.operand.can_have_gradient
+        if letter in "RI" and not _takes_gradient(term.operand)
     }
     others = {letter for letter, term in every if id(term) not in equal}
     kind = {letter for letter, _ in every} if not others else others
@@ -302,6 +222,10 @@ def _joined(
     if place is None:
         return BY_LETTER["V"]
     return place
+
+
+def _takes_gradient(operand: Operand) -> bool:
+    return operand.can_have_gradient and operand.type.fresh != MADE
 
 
 def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective: `nbytes` is the size of the tensor that this rank brought in."""
+    """One collective: `nbytes` is what this rank hands to it, with the padding if any."""
 
     axis: str
     kind: str

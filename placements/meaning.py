@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placements.extents import Extent, Folded, Padded
+from placements.extents import Extent, Folded, Padded, ZigZag
 from placements.mesh import Mesh, MeshLike, as_mesh
 from placements.torch_private import unseen
 from placements.types import AxisType, Partial, Shard, TypesLike, Varying, as_axis_type
@@ -105,6 +105,9 @@ def take_piece(value: Tensor, dim: int, extent: Extent, rank: int) -> Tensor:
     if isinstance(extent, Folded):
         blocks = _in_blocks(value, dim, extent.outer, extent.inner.total)
         return take_piece(blocks, dim + 1, extent.inner, rank).flatten(dim, dim + 1)
+    if isinstance(extent, ZigZag):
+        runs = [value.narrow(dim, at, extent.run) for at in extent.starts(rank)]
+        return torch.cat(runs, dim)
     return value.narrow(dim, extent.offset(rank), extent.local_size(rank))
 
 
@@ -116,6 +119,9 @@ def put_pieces(pieces: Sequence[Tensor], dim: int, extent: Extent) -> Tensor:
             for rank, piece in enumerate(pieces)
         ]
         return put_pieces(blocks, dim + 1, extent.inner).flatten(dim, dim + 1)
+    if isinstance(extent, ZigZag):
+        front, back = zip(*(piece.tensor_split(2, dim) for piece in pieces), strict=True)
+        return torch.cat([*front, *reversed(back)], dim)
     return torch.cat(list(pieces), dim)
 
 

@@ -1,5 +1,6 @@
 """A transition applied to a tensor: its action, and its backward from the same table."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from placements.callsite import caller
 from placements.extents import Extent
 from placements.ledger import Entry, Ledger
 from placements.meaning import take_piece
+from placements.state import current, suspended
 from placements.transitions import Transition, dual_transition
 from placements.transport import Line
 
@@ -49,10 +51,24 @@ class Move:
     def run(self, x: Tensor) -> Tensor:
         kind = self.row.communicates
         if kind is not None and self.record is not None:
-            nbytes = x.numel() * x.element_size()
+            nbytes = self.carried(x)
             entry = Entry(self.line.axis, kind, nbytes, self.site, self.is_backward)
             self.record.add(entry)
+        if current.in_backward:  # where raw collectives of hooks are refused
+            with suspended():
+                return _ACTIONS[self.row.action](self, x)
         return _ACTIONS[self.row.action](self, x)
+
+    def carried(self, x: Tensor) -> int:
+        """The bytes that this rank hands to the collective, pieces padded to one size."""
+        shape = list(x.shape)
+        if self.row.action in ("gather", "recut") and self.src_cut is not None:
+            dim, extent = self.src_cut
+            shape[dim] = transport.longest(extent)
+        if self.row.action in ("sum and cut", "recut") and self.dst_cut is not None:
+            dim, extent = self.dst_cut
+            shape[dim] = transport.longest(extent) * self.line.size
+        return math.prod(shape) * x.element_size()
 
 
 def _same(move: Move, x: Tensor) -> Tensor:

@@ -6,15 +6,19 @@ entrance to backward; or something that is not known, and refused.
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from placements import tags
 from placements.autograd_rules import AUTOGRAD, gradient_of
 from placements.callsite import caller, name_of
 from placements.describe import described
+from placements.effects import check_data, unwritten
 from placements.errors import PlacementError, mismatch
 from placements.guards import raw_collective
 from placements.ops import METADATA, OPS, READS, SOURCES, Op
+from placements.padding import padded_at
+from placements.ranks_and_sizes import count_read, shape_of
 from placements.torch_private import op_name
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
@@ -48,12 +52,17 @@ def _find(func: Any) -> Any:
         return AUTOGRAD[name]
     if name == "data.__set__":
         return _set_data
+    if name in ("shape", "size", "numel", "nelement"):
+        return shape_of
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
         return _pass
+    if name in ("numpy", "__array__"):
+        return _array
     if name in READS:
         return _read
     if name in OPS:
-        return Call(OPS[name], in_place=name == "__setitem__")
+        call = Call(OPS[name], in_place=name == "__setitem__")
+        return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
         base = f"__{name[3:]}"  # x &= y
@@ -75,12 +84,27 @@ def torch_name(func: Any) -> str:
     return name if module.partition(".")[0] == "torch" else f"{module}.{name}"
 
 
+def _custom(func: Any, name: str, call: Call) -> Any:
+    """A custom op: its types are known, but it may not write what it is given."""
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with unwritten(name, (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+
+    def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return mode.__torch_function__(watched, (), args, kwargs)
+
+    KNOWN[watched] = call
+    return handle
+
+
 def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
 def _set_data(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """x.data = y: x becomes what y is."""
+    """x.data = y: x becomes what y is, unless it was said to be something else."""
+    check_data(args[0], args[1])
     result = func(*args, **kwargs)
     known = tags.get(args[1])
     if known is None:
@@ -94,6 +118,8 @@ def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A value becomes a Python number: not while it is pending a sum."""
     for tensor in args:
         known = tags.get(tensor) if isinstance(tensor, Tensor) else None
+        if known is not None and known.pads:
+            raise padded_at(torch_name(func), tensor, known)
         for axis in known or ():
             if known is not None and known[axis].letter == "P":
                 name = name_of(tensor) or "x"
@@ -103,7 +129,16 @@ def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
                     operands=[described(tensor)],
                     advice=f"all_reduce({name}, {axis!r}, src=P, dst=R)",
                 )  # fmt: skip
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    return count_read(args[0], result) if isinstance(result, int) else result
+
+
+def _array(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A numpy array over the memory of a tensor with a type: numpy does not write it."""
+    array = _read(mode, func, args, kwargs)
+    if tags.get(args[0]) is not None:
+        array.flags.writeable = False
+    return array
 
 
 def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -113,7 +148,9 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     module = str(getattr(func, "__module__", ""))
     namespaces = ("_c10d_functional", "c10d")
     if name.startswith(namespaces) or module.startswith("torch.distributed"):
-        raise raw_collective(name.rpartition("::")[2])
+        every = (*args, *kwargs.values())
+        group = next((a for a in every if isinstance(a, dist.ProcessGroup)), None)
+        raise raw_collective(name.rpartition("::")[2], group, every)
     raise PlacementError(
         f"{name} at {caller()}: the table of ops does not know it",
         where=name,

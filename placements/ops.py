@@ -21,7 +21,7 @@ from placements.flows import (
     views,
 )
 from placements.infer import Contract, Label, Mixed
-from placements.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
+from placements.rules import LINEAR, MULTILINEAR, NO_VALUES, NONLINEAR, Linearity
 
 Flow = Callable[..., Any]
 
@@ -38,6 +38,7 @@ class Op:
     flow: Flow
     along: str = ""
     takes: str = ""  # "mesh": a factory; "shared": also the axes that share a generator
+    forgets: str = ""  # why pieces may become Varying, where they do
 
     def along_label(self, key: str) -> Label:
         return Contract(key) if self.along == SUM else Mixed(self.along)
@@ -54,6 +55,7 @@ class Row:
     why: str
     along: str = ""
     takes: str = ""
+    forgets: str = ""
 
 
 NEEDS_WHOLE = "it needs the whole dim, and this rank holds a piece of it"
@@ -72,6 +74,7 @@ NOT_SORTED = (
 NOT_SOFTMAX = "a softmax needs the whole dim: the sum of a piece is not that of all"
 NOT_RUNNING = "a running result needs what came before on the other ranks"
 NOT_SCATTERED = indexing.POSITIONS
+SELECTED = "how many elements a mask selects of a piece only its rank knows"
 
 ROWS: tuple[Row, ...] = (
     Row("elementwise",
@@ -80,7 +83,7 @@ ROWS: tuple[Row, ...] = (
         "celu clamp clamp_max clamp_min clip cos cosh elu eq erf erfc erfinv exp exp2 "
         "expm1 float_power floor floor_divide fmax fmin fmod frac ge gelu gt hardsigmoid "
         "hardswish hardtanh hypot isclose isfinite isinf isnan isneginf isposinf le "
-        "leaky_relu lerp lgamma log log10 log1p log2 logaddexp logical_and logical_not "
+        "leaky_relu lgamma log log10 log1p log2 logaddexp logical_and logical_not "
         "logical_or logical_xor logit log_sigmoid lt maximum minimum mish nan_to_num ne "
         "pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit "
         "silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink threshold "
@@ -95,6 +98,8 @@ ROWS: tuple[Row, ...] = (
         "linear in one factor when the others are given"),
     Row("quotients", "div divide true_divide", LINEAR, elementwise.quotient,
         "linear in the numerator; the divisor must not be pending a sum"),
+    Row("quotients", "lerp", LINEAR, elementwise.lerp,
+        "linear in both ends; the weight must not be pending a sum"),
     Row("quotients", "__rtruediv__ __rdiv__", NONLINEAR, elementwise.pointwise,
         "a number divided by a sum is not the sum of the quotients"),
     Row("signs", "neg negative positive", LINEAR, elementwise.same,
@@ -114,7 +119,8 @@ ROWS: tuple[Row, ...] = (
     Row("copies and casts", "copy", LINEAR, elementwise.copy,
         "the target becomes the source, so it must have the source's type"),
     Row("copies and casts", "fill zero", LINEAR, elementwise.fill,
-        "every element becomes one number"),
+        "every element becomes one number, which must be of the target's type: as fill_ "
+        "may not change it, so fill does not"),
     Row("reductions", "sum", LINEAR, elementwise.reduction,
         "the sums of the pieces add up to the sum", along=SUM),
     Row("reductions", "nansum count_nonzero", NONLINEAR, elementwise.reduction,
@@ -152,8 +158,8 @@ ROWS: tuple[Row, ...] = (
         "the order depends on all values along the dim", along=NOT_SORTED),
     Row("along a dim", "kthvalue", NONLINEAR, elementwise.kthvalue,
         "the order depends on all values along the dim", along=NOT_SORTED),
-    Row("counting", "bincount histc", NONLINEAR, elementwise.count,
-        "counts of the pieces add up to the counts", along=SUM),
+    Row("counting", "bincount histc", LINEAR, elementwise.count,
+        "counts of the pieces add up to the counts; linear in the weights", along=SUM),
     Row("counting", "one_hot", NONLINEAR, elementwise.one_hot,
         "each id by itself"),
     Row("matrix products", "matmul mm bmm mv dot vdot", MULTILINEAR, products.matmul,
@@ -173,37 +179,42 @@ ROWS: tuple[Row, ...] = (
     Row("matrix products", "grouped_mm _grouped_mm", MULTILINEAR, products.grouped_matmul,
         "each group's rows with its own matrix"),
     Row("matrix products", "scaled_dot_product_attention", NONLINEAR, products.attention,
-        "batch and heads are independent; a softmax runs over the keys"),
+        "batch and heads are independent; a softmax runs over the keys; linear in the "
+        "values"),
     Row("norms and losses", "layer_norm rms_norm", NONLINEAR, losses.normalised,
-        "statistics over the last dims"),
-    Row("norms and losses", "cross_entropy nll_loss", NONLINEAR, losses.cross_entropy,
-        "a log-sum-exp over the classes, then a sum over rows"),
+        "statistics over the last dims; linear in the weight, and a bias is a term"),
+    Row("norms and losses", "cross_entropy", NONLINEAR, losses.cross_entropy,
+        "a log-sum-exp over the classes, then a sum over rows; linear in targets that are "
+        "probabilities; a weight is a given number"),
+    Row("norms and losses", "nll_loss", LINEAR, losses.cross_entropy,
+        "the score of one class of each row, then a sum over rows; a weight is a given "
+        "number"),
     Row("norms and losses",
         "mse_loss l1_loss smooth_l1_loss binary_cross_entropy "
         "binary_cross_entropy_with_logits huber_loss",
         NONLINEAR, losses.elementwise_loss,
-        "elementwise, then a sum over all elements"),
+        "elementwise, then a sum over all elements; a weight is a given number"),
     Row("gathers", "gather", LINEAR, indexing.gather,
         "linear in what is gathered; the index must count the rows of the dim"),
     Row("gathers", "take_along_dim", LINEAR, indexing.take_along_dim,
-        "as gather"),
+        "as gather; dims of one row are broadcast"),
     Row("gathers", "index_select", LINEAR, indexing.index_select,
         "whole rows at the index"),
     Row("gathers", "embedding", LINEAR, indexing.embedding,
         "rows of the weight; linear in the weight"),
     Row("gathers", "__getitem__", LINEAR, indexing.getitem,
-        "linear in what is indexed; a dim that is cut is taken whole"),
+        "linear in what is indexed; a dim that is cut is taken whole", forgets=SELECTED),
     Row("gathers", "masked_select", LINEAR, indexing.masked_select,
-        "how many elements are selected each rank knows for itself"),
+        "linear in what is selected", forgets=SELECTED),
     Row("gathers", "nonzero argwhere", NONLINEAR, indexing.nonzero,
-        "how many elements are found each rank knows for itself"),
+        "where the elements are that are not zero", forgets=SELECTED),
     Row("scatters", "scatter", LINEAR, indexing.scatter,
         "linear in target and source; the index must count the rows of the target",
         along=NOT_SCATTERED),
     Row("scatters", "scatter_add", LINEAR, indexing.scatter,
         "sums at the index: sources that are spread over ranks make a Partial", along=SUM),
     Row("scatters", "scatter_reduce", NONLINEAR, indexing.scatter,
-        "reduces at the index", along=NOT_SCATTERED),
+        "reduces at the index; if it sums, as scatter_add", along=NOT_SCATTERED),
     Row("scatters", "index_add", LINEAR, indexing.index_write,
         "sums whole rows at the index: sources spread over ranks make a Partial",
         along=SUM),
@@ -212,7 +223,7 @@ ROWS: tuple[Row, ...] = (
     Row("scatters", "__setitem__", LINEAR, indexing.setitem,
         "the target keeps its type, so the value must have it too"),
     Row("scatters", "index_put", LINEAR, indexing.index_put,
-        "as x[index] = values"),
+        "as x[index] = values; sources that are spread over ranks are for index_add"),
     Row("views", "view reshape", LINEAR, reshape.reshape,
         "a flattened inner dim that is cut gets a Folded extent, and back"),
     Row("views", "view_as reshape_as", LINEAR, reshape.reshape_as,
@@ -263,31 +274,31 @@ ROWS: tuple[Row, ...] = (
         "linear if the padding is zero"),
     Row("factories",
         "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full",
-        LINEAR, create.filled,
+        NO_VALUES, create.filled,
         "one number, given a shape: it goes with any type", takes="mesh"),
     Row("factories",
         "empty empty_like new_empty empty_strided",
-        LINEAR, create.uninitialised,
+        NO_VALUES, create.uninitialised,
         "what the memory held: unrelated on every rank", takes="mesh"),
-    Row("factories", "arange linspace eye", LINEAR, create.counted,
+    Row("factories", "arange linspace eye", NO_VALUES, create.counted,
         "equal on all ranks", takes="mesh"),
     Row("random", "dropout", LINEAR, random.dropout,
         "a product with a random mask, which ranks share only if the caller says so",
         takes="shared"),
-    Row("random", "bernoulli multinomial", NONLINEAR, random.sample,
+    Row("random", "bernoulli multinomial", NO_VALUES, random.sample,
         "drawn numbers, which ranks share only if the caller says so", takes="shared"),
     Row("random",
         "rand_like randn_like randint_like normal uniform exponential random "
         "kaiming_uniform kaiming_normal xavier_uniform xavier_normal trunc_normal "
         "orthogonal",
-        NONLINEAR, random.like,
+        NO_VALUES, random.like,
         "fresh numbers in a tensor's shape or place", takes="shared"),
-    Row("random", "rand randn randint randperm", NONLINEAR, random.create,
+    Row("random", "rand randn randint randperm", NO_VALUES, random.create,
         "fresh numbers", takes="mesh shared"),
 )  # fmt: skip
 
 OPS: dict[str, Op] = {
-    name: Op(name, row.group, row.linearity, row.flow, row.along, row.takes)
+    name: Op(name, row.group, row.linearity, row.flow, row.along, row.takes, row.forgets)
     for row in ROWS
     for name in row.names.split()
 }
@@ -314,6 +325,7 @@ METADATA = frozenset(
     "get_device __len__ __repr__ __str__ __format__ __hash__ register_hook _is_view "
     "register_post_accumulate_grad_hook retain_grad dim_order __dir__ has_names "
     "is_tensor is_storage result_type can_cast promote_types broadcast_tensors_shape "
+    "_has_compatible_shallow_copy_type "
     "_set_grad_enabled is_same_size is_shared _typed_storage is_pinned ndimension "
     "_backward_hooks _post_accumulate_grad_hooks set_default_dtype record_stream "
     "_parse_to profiler::_record_function_enter_new profiler::_record_function_exit "

@@ -10,7 +10,7 @@ from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import described, type_or_error
 from placements.errors import PlacementError
-from placements.extents import Even, Extent, Folded, Ragged
+from placements.extents import Even, Extent, Folded, Ragged, ZigZag
 from placements.infer import Refusal
 from placements.mesh import Mesh, MeshLike, as_mesh
 from placements.state import current
@@ -70,7 +70,8 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
     for old, new in _blocks(source, target):
         types.update(_block_types(known, old, target, new))
     order = sorted(types, key=lambda axis: list(target.sizes).index(axis))
-    return make(target, {axis: types[axis] for axis in order}, known.index)
+    found = make(target, {axis: types[axis] for axis in order}, known.index)
+    return found.with_pads(known.pads)
 
 
 def _blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
@@ -123,7 +124,7 @@ def _merged(known: TensorType, axes: list[str]) -> tuple[int, Extent]:
     sizes: tuple[int, ...] = (1,)
     for shard in shards:
         assert isinstance(shard, Shard) and shard.extent is not None
-        if isinstance(shard.extent, Folded) or len(set(sizes)) > 1:
+        if isinstance(shard.extent, Folded | ZigZag) or len(set(sizes)) > 1:
             raise Refusal(NOT_NESTED, axes[0])
         sizes = shard.extent.sizes * len(sizes)
     return first.dim, Ragged(*sizes).canonical()

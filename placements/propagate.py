@@ -4,7 +4,7 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,24 +12,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements import tags
-from placements.callsite import caller, name_of
-from placements.describe import (
-    NO_MESH,
-    checked_mesh,
-    described,
-    dtype_name,
-    type_or_error,
-)
-from placements.errors import PlacementError, mismatch
+from placements.call_inference import CallInference
+from placements.callsite import caller
+from placements.describe import NO_MESH, type_or_error
+from placements.effects import check_write
+from placements.errors import PlacementError
 from placements.guards import doors_watched
-from placements.infer import SHAPES, Operand, Refusal
+from placements.infer import SHAPES, Refusal
 from placements.mesh import Mesh, current_mesh
+from placements.numbers import RANK_NUMBERS
 from placements.op_lookup import KNOWN, Call, resolve
-from placements.ops import Op
+from placements.ranks_and_sizes import Pieces
 from placements.state import Observer, checkers, current
-from placements.suggest import fixes
 from placements.tensor_type import TensorType
-from placements.types import WORDS, Shard
 
 _MEMO_SIZE = 2048
 
@@ -111,11 +106,15 @@ class Typecheck(TorchFunctionMode):
                 if len(self._memo) >= _MEMO_SIZE:
                     self._memo.clear()
                 self._memo[hashed] = found
+        if args and (known.in_place or (kwargs and kwargs.get("inplace"))):
+            check_write(known.op.name, args[0])
         result = func(*args, **kwargs) if kwargs else func(*args)
         if found.__class__ is TensorType and isinstance(result, Tensor):
             tags.put(result, found)
         elif found is not _UNTYPED:
             _tag(args[0] if known.in_place and args else result, found)
+            if result.__class__ is tuple:
+                return Pieces(result)
         return result
 
     def _infer(
@@ -125,7 +124,6 @@ class Typecheck(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        tensors = _tensors_in((args, kwargs))
         where = call.op.name
         if call.in_place and not where.endswith("_"):
             where += "_"
@@ -136,23 +134,20 @@ class Typecheck(TorchFunctionMode):
                 rule="other names for the same memory would not know",
                 advice="use the result",
             )
+        inference = CallInference(call, where, args, kwargs)
+        tensors = inference.tensors
         if call.in_place and call.op.group in _OVERWRITES and tags.get(tensors[0]) is None:
             return _UNTYPED  # a tensor that is being initialised, not yet declared
         if self.lenient and any(tags.get(t) is None for t in tensors):
             return _UNTYPED
-        operands = [
-            Operand(type_or_error(t, where), tuple(t.shape), dtype_name(t), k)
-            for k, t in enumerate(tensors)
-        ]
-        named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-        infer = _inference(call, where, args, named)
         try:
-            found = infer(operands)
+            return inference.infer()
+        except PlacementError:
+            raise  # of a tensor without a type
         except Refusal as refusal:
             if refusal.kind == SHAPES:
                 func(*args, **kwargs)  # torch says better what is wrong
-            kept = 1 if call.in_place else 0
-            raise _refused(where, infer, refusal, tensors, operands, kept) from None
+            raise inference.error(refusal) from None
         except (
             TypeError,
             LookupError,
@@ -167,11 +162,7 @@ class Typecheck(TorchFunctionMode):
                 where=where,
                 advice="pass the arguments as the torch documentation names them",
             ) from None
-        return found
 
-
-# Other names that torch takes for an argument.
-_ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 
 # A result that stays without a type.
 _UNTYPED = object()
@@ -193,111 +184,11 @@ def _key(arg: Any) -> Any:
         return "slice", _key(bounds.start), _key(bounds.stop), _key(bounds.step)
     if arg.__hash__ is None:
         return arg.__class__, id(arg)
+    if arg.__class__ in RANK_NUMBERS:
+        return arg.facts, not arg, arg
     if isinstance(arg, float):
         return float, not arg  # of a number only this matters to types
     return arg.__class__, arg
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    """The tensors among arguments, in order of appearance."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(cast(Any, value).values())
-    if isinstance(value, list | tuple):
-        return [t for item in cast(Any, value) for t in _tensors_in(item)]
-    return []
-
-
-def _inference(
-    call: Call, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Sequence[Operand]], Any]:
-    """The op's flow as a function of its operands, other arguments given."""
-    extra: dict[str, Any] = {}
-    first: tuple[Any, ...] = (checked_mesh(),) if call.takes_mesh else ()
-    if call.takes_shared:
-        extra["shared"] = current.shared_axes
-
-    def infer(operands: Sequence[Operand]) -> Any:
-        left = iter(operands)
-        seen = tuple(_with_operands(a, left) for a in args)
-        named = {k: _with_operands(a, left) for k, a in kwargs.items()}
-        found = call.op.flow(call.op, *first, *seen, **named, **extra)
-        if call.in_place or _asks_in_place(call.op, args, kwargs):
-            return _written(where, operands[0], found)
-        return found
-
-    return infer
-
-
-def _asks_in_place(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """relu(x, inplace=True), relu(x, True), dropout(x, 0.5, True, True)."""
-    if kwargs.get("inplace", False):
-        return True
-    # Activations take the flag second, dropout fourth; it is their only flag there.
-    return (
-        op.group in ("elementwise", "random") and len(args) in (2, 4) and args[-1] is True
-    )
-
-
-def _with_operands(arg: Any, operands: Any) -> Any:
-    if isinstance(arg, Tensor):
-        return next(operands)
-    if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        seen = [_with_operands(a, operands) for a in items]
-        return seen if isinstance(arg, list) else tuple(seen)
-    return arg
-
-
-def _written(where: str, target: Operand, found: TensorType) -> TensorType:
-    """An in-place op keeps the type of what it writes, unless it is fresh."""
-    old = target.type
-    if old.fresh is not None:
-        return found
-    if old.types == found.types and old.orders == found.orders:
-        return found
-    axis = next((a for a in old if old[a] != found[a]), None)
-    raise Refusal(
-        f"an in-place op cannot change a type, here to {found!r}: other names for the "
-        "same memory would not know",
-        axis,
-        target,
-        repr(found[axis]) if axis else repr(found),
-    )
-
-
-def _refused(
-    where: str,
-    infer: Callable[[Sequence[Operand]], Any],
-    refusal: Refusal,
-    tensors: Sequence[Tensor],
-    operands: Sequence[Operand],
-    kept: int,
-) -> PlacementError:
-    """The error for a refused op; the first `kept` operands are written, not to change."""
-    names = [name_of(t) or f"argument {k}" for k, t in enumerate(tensors)]
-    guilty = refusal.operand.position if refusal.operand else 0
-    actual = "refused"
-    if tensors:
-        found = operands[guilty].type
-        actual = repr(found)
-        if refusal.axis is not None and refusal.axis in found:
-            t = found[refusal.axis]
-            actual = repr(t) if isinstance(t, Shard) else WORDS[t.letter]
-        elif refusal.index is not None:
-            actual = f"an index ({found.index!r})"
-    offered = fixes(infer, operands, names, refusal, kept)
-    return mismatch(
-        f"{where} at {caller()}",
-        names[guilty] if names else where,
-        refusal.axis,
-        refusal.expected or "another type",
-        actual,
-        rule=refusal.reason,
-        operands=[described(t, o.type) for t, o in zip(tensors, operands, strict=True)],
-        fixes=offered,
-    )
 
 
 def _tag(result: Any, found: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from placements.extents import Extent, Padded
 from placements.index import COMPUTED, Computed, Index
 from placements.infer import Operand, Refusal
+from placements.pad_moves import moved_pads
 from placements.tensor_type import make
 from placements.transitions import Transition
 from placements.types import AxisType, Shard
@@ -36,6 +37,7 @@ def retyped(
     """
     mesh, rank = x.type.mesh, x.type.mesh.coordinate[axis]
     shape = list(x.shape)
+    pads = moved_pads(row, x, axis, new_dim)
     others: dict[str, AxisType] = {a: t for a, t in x.type.items() if a != axis}
     src = x.type[axis]
     match row.action:
@@ -73,9 +75,9 @@ def retyped(
         dst = _claimed(dst, shape, mesh.sizes[axis], rank, x, axis)
         # What is joined along the inner cuts is a piece of the new one.
         new_type = make(mesh, {axis: dst, **others}, _index_after(row, x.type.index))
-        return Operand(new_type, tuple(shape), x.dtype, x.position)
+        return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
     new_type = make(mesh, {**others, axis: dst}, _index_after(row, x.type.index))
-    return Operand(new_type, tuple(shape), x.dtype, x.position)
+    return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
 
 
 def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:

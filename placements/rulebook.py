@@ -85,6 +85,8 @@ def _ops() -> list[Page]:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for row in ROWS:
         along = "the result is Partial" if row.along == SUM else row.along
+        if row.forgets:
+            along = f"may become Varying: {row.forgets}"
         groups.setdefault(row.group, []).append(
             (", ".join(row.names.split()), row.linearity.value, row.why, along or "-")
         )

@@ -17,9 +17,10 @@ class Linearity(Enum):
     NONLINEAR = "non-linear"
     LINEAR = "linear"  # in all value operands together: f(a+c, b+d) = f(a,b) + f(c,d)
     MULTILINEAR = "multilinear"  # in each value operand alone, the others held fixed
+    NO_VALUES = "-"  # no operand's values reach the result by a rule: factories, draws
 
 
-NONLINEAR, LINEAR, MULTILINEAR = Linearity
+NONLINEAR, LINEAR, MULTILINEAR, NO_VALUES = Linearity
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ RULES: tuple[Rule, ...] = (
         None, "I", ANY, None,
         "Invariant mixes with nothing: its gradient would differ by rank and never be "
         "summed",
-        kind="policy",
+        kind="unsound",
     ),
     Rule(LINEAR, "P", "PR", "P", "a linear function of a sum is the sum of its parts",
          values="P", controls="R"),

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from placements.errors import Fix
 from placements.infer import Operand, Refusal
+from placements.numbers import NUMBER
+from placements.pad_fixes import pad_fixes
 from placements.retype import retyped
 from placements.transitions import TRANSITIONS, Transition, cost, find
 from placements.types import BY_LETTER, AxisType, Shard
@@ -37,6 +39,8 @@ def fixes(
 
     The first `kept` operands are not to be changed: an in-place op writes them.
     """
+    if refusal.pads is not None:
+        return pad_fixes(infer, operands, names, refusal, kept)
     found: list[Fix] = []
     attempts = [
         (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
@@ -156,6 +160,8 @@ def _step(
     row: Transition, x: Operand, axis: str, operands: Sequence[Operand]
 ) -> Operand | None:
     if axis not in x.type or x.type[axis].letter != row.src or x.type.is_number:
+        return None
+    if x.dtype == NUMBER:  # collectives are for tensors
         return None
     for dst in _destinations(row, x, axis, operands):
         try:

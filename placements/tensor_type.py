@@ -13,6 +13,7 @@ from placements.extents import Even, Extent, Padded
 from placements.index import Computed, Cuts, Index
 from placements.mesh import Mesh
 from placements.types import AxisType, R, Shard, TypesLike, V, as_axis_type, print_types
+from placements.validity import Pads
 
 # Where a tensor comes from factories alone (`TensorType.fresh`), what it holds. One
 # number given a shape, ZERO or FILLED, goes with any type (only zero may be added to a
@@ -24,7 +25,7 @@ ZERO, FILLED, EMPTY, MADE = "zero", "filled", "empty", "made"
 class TensorType(Mapping[str, AxisType]):
     """axis -> AxisType on one mesh; equal to a plain dict that says the same."""
 
-    __slots__ = ("_hash", "fresh", "index", "mesh", "orders", "types")
+    __slots__ = ("_hash", "fresh", "index", "mesh", "orders", "pads", "types")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class TensorType(Mapping[str, AxisType]):
         orders: tuple[tuple[int, tuple[str, ...]], ...] = (),
         index: Index | Computed | None = None,
         fresh: str | None = None,
+        pads: tuple[Pads, ...] = (),
     ) -> None:
         self.mesh = mesh
         self.types = types
@@ -40,7 +42,8 @@ class TensorType(Mapping[str, AxisType]):
         self.orders = orders
         self.index = index
         self.fresh = fresh
-        self._hash = hash((mesh, types, orders, index, fresh))
+        self.pads = pads
+        self._hash = hash((mesh, types, orders, index, fresh, pads))
 
     def __getitem__(self, axis: str) -> AxisType:
         return self.types[self.mesh.position[axis]]
@@ -70,6 +73,7 @@ class TensorType(Mapping[str, AxisType]):
                 and self.mesh == other.mesh
                 and self.index == other.index
                 and self.fresh == other.fresh
+                and self.pads == other.pads
             )
         if not isinstance(other, Mapping):
             return NotImplemented
@@ -121,7 +125,12 @@ class TensorType(Mapping[str, AxisType]):
     def with_index(self, index: Index | Computed | None) -> "TensorType":
         if index == self.index:
             return self
-        return TensorType(self.mesh, self.types, self.orders, index, self.fresh)
+        return TensorType(self.mesh, self.types, self.orders, index, self.fresh, self.pads)
+
+    def with_pads(self, pads: tuple[Pads, ...]) -> "TensorType":
+        if pads == self.pads:
+            return self
+        return TensorType(self.mesh, self.types, self.orders, self.index, self.fresh, pads)
 
     @property
     def is_number(self) -> bool:
@@ -132,12 +141,13 @@ class TensorType(Mapping[str, AxisType]):
         """The type of a tensor that is no longer fresh."""
         if self.fresh is None:
             return self
-        return TensorType(self.mesh, self.types, self.orders, self.index)
+        return TensorType(self.mesh, self.types, self.orders, self.index, pads=self.pads)
 
     def dual(self) -> "TensorType":
         """The type of the gradient."""
         types = tuple(dual(t) for t in self.types)
-        return TensorType(self.mesh, types, self.orders)
+        pads = tuple(Pads(p.validity, p.dims) for p in self.pads)
+        return TensorType(self.mesh, types, self.orders, pads=pads)
 
 
 def make(

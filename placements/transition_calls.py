@@ -7,16 +7,20 @@ must be `src`, and the result gets its type; the rest is the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from placements import tags
-from placements.describe import operand_of
+from placements.callsite import caller, name_of
+from placements.describe import described, operand_of
+from placements.errors import PlacementError
 from placements.extents import Even, Extent, Padded
 from placements.infer import Operand, Refusal
 from placements.ledger import active_ledger
 from placements.mesh import Mesh, current_mesh
 from placements.moves import Cut, Move, apply
+from placements.pad_moves import moved_pads
 from placements.retype import retyped, shifted
 from placements.state import current, observer, suspended
 from placements.tensor_type import make
@@ -80,6 +84,8 @@ def run(
         if row is None or (line.size == 1 and row.action not in _DIMS_ADDED):
             return x
         return apply(_move(request, row, *_cuts_as_said(request, row)), x)
+    if row is not None and x.requires_grad and not torch.is_grad_enabled():
+        _check_gradient_kept(call, x)
     watcher = observer()
     if watcher is not None:
         watcher.crossing(call, None, x, tags.get(x))
@@ -88,6 +94,22 @@ def run(
     if watcher is not None and moved is not x:
         watcher.crossing(call, "result", moved, tags.get(moved))
     return moved
+
+
+def _check_gradient_kept(call: str, x: Tensor) -> None:
+    """A result under no_grad is cut off from `x`; of a leaf everybody knows it."""
+    if x.grad_fn is None:
+        return
+    name = name_of(x) or "x"
+    raise PlacementError(
+        f"{call} at {caller()}: {name} needs a gradient, which no_grad() drops here",
+        where=f"{call} at {caller()}",
+        name=name,
+        rule="what is computed from the result would train without its share",
+        operands=[described(x)],
+        advice=f"call it outside no_grad(), or say that no gradient is meant: "
+        f"{name}.detach()",
+    )
 
 
 def _check_dim(call: str, t: AxisType, x: Tensor) -> None:
@@ -116,7 +138,8 @@ def _line(axis: Axis) -> tuple[Line, Mesh | None]:
                 )
             return Line(axis, 1, 0, None), None
         size = mesh.require(axis)
-        if mesh.device_mesh is None and current.mode is None and _on_many_ranks():
+        unsent = size > 1 and mesh.device_mesh is None and current.mode is None
+        if unsent and _on_many_ranks():
             raise ValueError(
                 f"{mesh!r} is sizes alone, so nothing can be sent over {axis!r}; "
                 "set_current_mesh takes the DeviceMesh of these ranks"
@@ -225,7 +248,7 @@ def _checked(request: Request, row: Transition | None) -> Tensor:
     if line.size == 1:
         return _on_one_rank(request, row, operand)
     check_mesh(request.call, x, operand.type, line.axis, request.mesh)
-    check_source(request.call, x, operand.type, line.axis, request.src)
+    check_source(request.call, x, operand.type, line.axis, request.src, request.dst)
     if row is None:
         return x
     move = _move(request, row, _cut_in(operand, line.axis), None)
@@ -245,9 +268,15 @@ def _on_one_rank(request: Request, row: Transition | None, operand: Operand) -> 
     """Nothing is sent and no type changes; dims come and go as on many ranks."""
     if row is None or row.action not in _DIMS_ADDED:
         return request.x
+    axis = request.line.axis
+    try:
+        pads = moved_pads(row, operand, axis, request.new_dim)
+    except Refusal as refusal:
+        raise refused(request.call, request.x, operand.type, axis, refusal) from None
     moved = apply(_move(request, row, None, None), request.x)
     types = shifted(dict(operand.type), request.new_dim, _DIMS_ADDED[row.action])
-    tags.put(moved, make(operand.type.mesh, types, operand.type.index))
+    found = make(operand.type.mesh, types, operand.type.index)
+    tags.put(moved, found.with_pads(pads))
     return moved
 
 

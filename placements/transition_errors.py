@@ -4,11 +4,13 @@ from torch import Tensor
 
 from placements.callsite import caller, name_of
 from placements.describe import described
-from placements.errors import PlacementError, mismatch
+from placements.errors import Fix, PlacementError, mismatch
+from placements.extents import Extent
 from placements.infer import Refusal
 from placements.mesh import Mesh
+from placements.padding import padded_at
 from placements.tensor_type import TensorType
-from placements.transitions import choices, find
+from placements.transitions import choices, cost, find
 from placements.types import WORDS, AxisType, Shard
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -40,7 +42,9 @@ def check_mesh(
         )  # fmt: skip
 
 
-def check_source(call: str, x: Tensor, known: TensorType, axis: str, src: AxisType) -> None:
+def check_source(
+    call: str, x: Tensor, known: TensorType, axis: str, src: AxisType, dst: AxisType
+) -> None:
     """The tensor must be what `src` says, and an uneven `src` must say how it is cut."""
     if known.is_number and src.letter in "RI":
         return
@@ -52,24 +56,43 @@ def check_source(call: str, x: Tensor, known: TensorType, axis: str, src: AxisTy
             f"{call} at {caller()}", name, axis, _word(src), _word(actual),
             rule="src must be the type that the tensor has",
             operands=[described(x, known)],
+            fixes=_from_actual(call, name, axis, actual, dst),
         )  # fmt: skip
     if isinstance(src, Shard) and isinstance(actual, Shard) and src.extent is None:
         assert actual.extent is not None
         if not actual.extent.is_even:
             raise mismatch(
                 f"{call} at {caller()}", name, axis,
-                f"src={actual!r}", f"cut unevenly, {actual.extent!r}, and src={src!r}",
-                rule="with checking off nothing else tells the collective how many rows "
+                f"src={actual!r}", f"{_how_cut(actual.extent)}, and src={src!r}",
+                rule="with checking off nothing else tells the collective which rows "
                 "each rank holds",
                 operands=[described(x, known)],
                 advice=f"src={actual!r}",
             )  # fmt: skip
 
 
+def _from_actual(
+    call: str, name: str, axis: str, actual: AxisType, dst: AxisType
+) -> list[Fix]:
+    """The same call from the type that the tensor has, if there is such a call."""
+    row = find(call, actual, dst)
+    if row is None or (row.action == "recut" and repr(actual) == repr(dst)):
+        return []
+    text = f"{call}({name}, {axis!r}, src={actual!r}, dst={dst!r})"
+    return [Fix(text, *cost(row, axis))]
+
+
+def _how_cut(extent: Extent) -> str:
+    equal = len(set(extent.sizes)) == 1
+    return f"cut {'into other runs' if equal else 'unevenly'}, {extent!r}"
+
+
 def refused(
     call: str, x: Tensor, known: TensorType, axis: str, refusal: Refusal
 ) -> PlacementError:
     """The error for a transition that cannot be typed."""
+    if refusal.pads is not None:
+        return padded_at(call, x, known, refusal.reason)
     return mismatch(
         f"{call} at {caller()}", name_of(x) or "x", refusal.axis, refusal.expected,
         _word(known[refusal.axis or axis]),
@@ -82,6 +105,13 @@ def no_such_transition(
 ) -> PlacementError:
     """The error for a pair of types that the call does not take."""
     expected = ", ".join(choices(call))
+    advice = _advice(call, name_of(x) or "x", axis, src, dst)
+    rule = ""
+    if call in _REDUCTIONS:
+        rule = "a reduction sums values that are pending a sum, and nothing else"
+    elif _cut_same_dim(src, dst, x.dim()):
+        rule = "no one call moves rows from one cut of a dim to another cut of it"
+        advice = _gather_and_cut(name_of(x) or "x", axis, src, dst)
     return PlacementError(
         f"{call} at {caller()}: {name_of(x) or 'x'} on axis {axis!r} from {_word(src)} to "
         f"{_word(dst)}, "
@@ -91,11 +121,20 @@ def no_such_transition(
         axis=axis,
         actual=f"{src!r} -> {dst!r}",
         expected=expected,
-        rule="a reduction sums values that are pending a sum, and nothing else"
-        if call in _REDUCTIONS
-        else "",
-        advice=_advice(call, name_of(x) or "x", axis, src, dst),
+        rule=rule,
+        advice=advice,
     )
+
+
+def _cut_same_dim(src: AxisType, dst: AxisType, ndim: int) -> bool:
+    if not (isinstance(src, Shard) and isinstance(dst, Shard)):
+        return False
+    return (src.dim - dst.dim) % ndim == 0
+
+
+def _gather_and_cut(name: str, axis: str, src: AxisType, dst: AxisType) -> str:
+    gather = f"all_gather({name}, {axis!r}, src={src!r}, dst=R)"
+    return f"convert({gather}, {axis!r}, src=R, dst={dst!r})"
 
 
 def _advice(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> str:

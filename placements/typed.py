@@ -70,6 +70,8 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
         with jaxtyped("context"):
             checks = Checks(_name(fn, owner), bound.arguments)
             with unseen():
+                for name, hint in getattr(owner, _STATED, {}).items():
+                    checks.attribute(f"self.{name}", getattr(owner, name, None), hint)
                 for name, parameter in signature.parameters.items():
                     if name in hints:
                         _check_parameter(checks, parameter, hints[name])
@@ -159,12 +161,19 @@ def _check_fields(cls: Any, fields: dict[str, Any], owner: Any) -> None:
         checks.finish()
 
 
+# The arrays in a module's class annotations, by attribute: their dtypes are checked.
+_STATED = "_placements_stated"
+
+
 def _remember_parameters(cls: Any, module: nn.Module) -> None:
+    stated: dict[str, Any] = {}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         on = next((m for m in get_args(hint)[1:] if isinstance(m, On)), None)
         if get_origin(hint) is not Annotated or on is None:
             continue
         patterns = on.patterns({"self": module})
         types = {a: t for a, t in patterns.items() if not isinstance(t, Variable)}
+        stated[name] = get_args(hint)[0]
         if isinstance(getattr(module, name, None), Tensor):
             remember(module, name, types)
+    setattr(cls, _STATED, stated)

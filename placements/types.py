@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from placements.extents import Even, Extent, Folded, Padded, Ragged
+from placements.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 
 
 class AxisType:
@@ -83,8 +83,8 @@ class Shard(AxisType):
             raise TypeError(f"Shard needs the number of a dim, got {self.dim!r}")
         if not isinstance(self.extent, Extent | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"the extent of Shard({self.dim}) must be Even, Padded, Ragged or "
-                f"Folded, got {self.extent!r}"
+                f"the extent of Shard({self.dim}) must be Even, Padded, Ragged, "
+                f"ZigZag or Folded, got {self.extent!r}"
             )
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ def as_axis_type(like: object) -> AxisType:
     )
 
 
-_EXTENTS = {"Even": Even, "Padded": Padded, "Ragged": Ragged, "Folded": Folded}
+_EXTENTS = {kind.__name__: kind for kind in (Even, Padded, Ragged, ZigZag, Folded)}
 _WORD_OR_LETTER: dict[str, AxisType] = {
     **BY_LETTER,
     **{WORDS[letter]: t for letter, t in BY_LETTER.items()},

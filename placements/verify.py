@@ -18,25 +18,29 @@ from torch.utils.hooks import RemovableHandle
 
 from placements import tags
 from placements.callsite import caller, name_of
-from placements.crosscheck import (
+from placements.crosscheck import first_lie
+from placements.errors import PlacementError
+from placements.exchange import from_all_ranks
+from placements.expected_gradients import ExpectedGradients
+from placements.fingerprints import Fingerprint, project
+from placements.generators import Drawing
+from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
+from placements.logs import (
     COLLECTIVE,
     GRADIENT,
     VALUE,
     Claim,
+    Draw,
     Event,
     Log,
     MeshKey,
-    first_lie,
+    claims_of,
 )
-from placements.errors import PlacementError
-from placements.exchange import from_all_ranks
-from placements.fingerprints import Fingerprint, project
-from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
 from placements.mesh import Mesh, current_mesh
+from placements.op_lookup import KNOWN, Call, resolve
 from placements.propagate import Typecheck
 from placements.tensor_type import TensorType
-from placements.torch_private import on_accumulation, on_gradient, unseen, version_of
-from placements.types import Shard
+from placements.torch_private import on_gradient, unseen, version_of
 
 
 def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Verify":
@@ -47,7 +51,8 @@ def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Ve
     There, R and I values are equal on all ranks of their axis; in backward so are the
     gradients of I and of P; extents agree with the rows that ranks hold; every parameter
     that took part got a gradient (with `module`, every one of its parameters); all ranks
-    ran the same collectives. `rtol` is what rounding may do, relative to the norm.
+    ran the same collectives; generators are shared where, and only where, it is said.
+    `rtol` is what rounding may do, relative to the norm.
 
     Communicates: one exchange of logs when the block ends; a block of several steps may
     call `check()`, on every rank, after each.
@@ -72,19 +77,19 @@ class Verify(Typecheck):
         self._module = module
         self._mesh_at_start: Mesh | None = None
         self._token: Token[Ledger | None] | None = None
-        self._handles: dict[int, RemovableHandle] = {}
+        self._expected = ExpectedGradients()
         self._keys: dict[Mesh, MeshKey] = {}
         self._start_step()
 
     def _start_step(self) -> None:
         self._log = Log()
+        self._backward_ran = False
         self._calls: Counter[tuple[str, str]] = Counter()
         # position of an event -> what to finish its fingerprint from
         self._pending: dict[int, tuple[Tensor, tuple[int, ...], torch.dtype]] = {}
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
         self._hooks: list[RemovableHandle] = []
-        self._expected: dict[int, tuple[str, Tensor]] = {}
-        self._got_gradient: set[int] = set()
+        self._expected.start_step()
 
     def __enter__(self) -> "Verify":
         super().__enter__()
@@ -107,7 +112,7 @@ class Verify(Typecheck):
         self._remove_hooks()
         if not isinstance(error, PlacementError):
             # The other ranks may be waiting in a collective: nothing can be exchanged.
-            error.add_note(f"verify: {self._last()}")
+            error.add_note(f"verify: {self._log.last()}")
 
     def check(self) -> None:
         """Exchange and compare what all ranks logged since the last check.
@@ -123,7 +128,13 @@ class Verify(Typecheck):
         mesh = current_mesh() or self._mesh_at_start
         if mesh is not None and mesh.device_mesh is None:
             return
-        lie = first_lie(from_all_ranks(mesh, log))
+        try:
+            logs = from_all_ranks(mesh, log)
+        except Exception as error:
+            # Another rank is elsewhere: in a collective that this one did not run.
+            error.add_note(f"verify: this rank was at the exchange of logs; {log.last()}")
+            raise
+        lie = first_lie(logs)
         if lie is not None:
             raise lie
 
@@ -142,19 +153,43 @@ class Verify(Typecheck):
         with unseen(), torch.no_grad():
             projected = self._known(x) if letters & set("RI") else None
             if letters & set("RIS"):
-                claims = _claims(x, found)
+                claims = claims_of(found, tuple(x.shape))
                 self._add(VALUE, site, call, called, found.mesh, claims, x, projected)
             if x.requires_grad and letters & set("IP") and not self._is_seen(x):
                 x_hook = self._gradient_hook(site, call, called, found)
                 self._hooks.append(on_gradient(x, x_hook))
             self._seen[id(x)] = weakref.ref(x), version_of(x), projected
 
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        known = KNOWN.get(func) or resolve(func)
+        if known.__class__ is not Call or not known.takes_shared:
+            return super().__torch_function__(func, types, args, kwargs)
+        drawing = Drawing.of(args, kwargs or {})
+        result = super().__torch_function__(func, types, args, kwargs)
+        if drawing.happened() and drawing.mesh().device_mesh is not None:
+            self._drew(f"{known.op.name} at {caller()}", drawing)
+        return result
+
+    def _drew(self, where: str, drawing: Drawing) -> None:
+        self._calls[where, ""] += 1
+        assert drawing.state is not None
+        self._log.draws.append(
+            Draw(where, self._calls[where, ""], drawing.name, self._key(drawing.mesh()),
+                 drawing.letters(), drawing.shared, drawing.state, len(self._log.events))
+        )  # fmt: skip
+
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
         """A module with declared parameters is called: they cross once a step."""
         if not self._is_seen(x):
             self.crossing(type(module).__name__, name, x, tags.get(x))
         if torch.is_grad_enabled() and self._module is None:
-            self._expect_gradient(f"{type(module).__name__}.{name}", x)
+            self._expected.expect(f"{type(module).__name__}.{name}", x)
 
     def _is_seen(self, x: Tensor) -> bool:
         seen = self._seen.get(id(x))
@@ -211,19 +246,7 @@ class Verify(Typecheck):
     def _expect_gradients(self) -> None:
         if self._module is not None:
             for name, parameter in self._module.named_parameters():
-                self._expect_gradient(name, parameter)
-
-    def _expect_gradient(self, name: str, parameter: Tensor) -> None:
-        if not (parameter.requires_grad and parameter.is_leaf):
-            return
-        key = id(parameter)
-        self._expected.setdefault(key, (name, parameter))
-        if key not in self._handles:
-
-            def got(parameter: Tensor) -> None:
-                self._got_gradient.add(key)
-
-            self._handles[key] = on_accumulation(parameter, got)
+                self._expected.expect(name, parameter)
 
     def _finished_log(self) -> Log:
         log = self._log
@@ -236,13 +259,13 @@ class Verify(Typecheck):
             ):
                 found = Fingerprint.of(shape, dtype, projection, square, self._rtol)
                 log.events[at] = log.events[at]._replace(fingerprint=found)
-        log.backward_ran = bool(self._got_gradient)
-        log.without_gradient = [
-            name
-            for key, (name, _) in self._expected.items()
-            if key not in self._got_gradient
-        ]
+        log.backward_ran = self._backward_ran
+        log.without_gradient = self._expected.missing()
         return log
+
+    def backward(self) -> None:
+        """Backward of a loss begins: parameters that took part must get a gradient."""
+        self._backward_ran = True
 
     def note(self, entry: Entry) -> None:
         """A collective runs."""
@@ -256,20 +279,11 @@ class Verify(Typecheck):
         event = Event(COLLECTIVE, entry.caller, 0, kind, self._key(mesh), claims)
         self._log.events.append(event)
 
-    def _last(self) -> str:
-        crossings = [e for e in self._log.events if e.kind != COLLECTIVE]
-        sent = [e for e in self._log.events if e.kind == COLLECTIVE]
-        last = f"{crossings[-1].where}: {crossings[-1].name}" if crossings else "none"
-        collective = f"{sent[-1].name} at {sent[-1].where}" if sent else "none"
-        return (
-            f"the last crossing on this rank was {last}; it had started {len(sent)} "
-            f"collectives, the last one {collective}"
-        )
-
     def _remove_hooks(self) -> None:
-        for handle in [*self._hooks, *self._handles.values()]:
+        for handle in self._hooks:
             handle.remove()
-        self._hooks, self._handles = [], {}
+        self._hooks = []
+        self._expected.stop()
 
 
 class _Record(Ledger):
@@ -282,17 +296,3 @@ class _Record(Ledger):
     def add(self, entry: Entry) -> None:
         super().add(entry)
         self._mode.note(entry)
-
-
-def _claims(x: Tensor, found: TensorType) -> dict[str, Claim]:
-    claims: dict[str, Claim] = {}
-    for axis, t in found.items():
-        if isinstance(t, Shard):
-            cuts = found.cuts(t.dim)
-            at = [cut_by for cut_by, _ in cuts].index(axis)
-            # A piece that is cut again is held by several ranks together.
-            held = cuts[at + 1][1].total if at + 1 < len(cuts) else x.shape[t.dim]
-            claims[axis] = Claim("S", t.dim, cuts[at][1].sizes, held)
-        elif t.letter in "RI":
-            claims[axis] = Claim(t.letter)
-    return claims

@@ -13,13 +13,12 @@ placements.
 
 from typing import TypeAlias
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 
 X: TypeAlias = Float[Tensor, "*B L D"]
 TD: TypeAlias = Float[Tensor, "T D"]
 OtherTD: TypeAlias = Float[Tensor, "_ D"]  # with another number of tokens here
-TE: TypeAlias = Float[Tensor, "T E"]
 TK: TypeAlias = Float[Tensor, "T K"]
 ND: TypeAlias = Float[Tensor, "N D"]
 MD: TypeAlias = Float[Tensor, "M D"]
@@ -29,6 +28,10 @@ DH: TypeAlias = Float[Tensor, "D H"]
 GFD: TypeAlias = Float[Tensor, "G F D"]
 GDF: TypeAlias = Float[Tensor, "G D F"]
 FloatE: TypeAlias = Float[Tensor, " E"]
+
+# In bf16 other experts are chosen, so scores and gates are float32 at least.
+ScoresTE: TypeAlias = Float32[Tensor, "T E"] | Float64[Tensor, "T E"]
+GatesTK: TypeAlias = Float32[Tensor, "T K"] | Float64[Tensor, "T K"]
 
 IdsTK: TypeAlias = Int[Tensor, "T K"]
 IndexN: TypeAlias = Int[Tensor, " N"]

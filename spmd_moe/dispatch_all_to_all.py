@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-
 from placements import (
     Mesh,
     On,
@@ -31,7 +29,7 @@ from spmd_moe.dims import MD, ND, TD, CountsE, IndexM
 from spmd_moe.dispatch import AbstractDispatcher, Dispatched, Plan, Slots, fill_slots
 from spmd_moe.layouts import Layout
 from spmd_moe.meshes import ONE_DEVICE
-from spmd_moe.permute import inverse, on_host, regroup
+from spmd_moe.permute import inverse, regroup, split_sizes
 from spmd_moe.route import Routing
 
 
@@ -72,8 +70,8 @@ class AllToAllDispatcher(AbstractDispatcher):
         ranks = self.mesh.require("ep")
         counts_WG = counts_E.view(ranks, -1)
         received_WG = all_to_all(counts_WG, "ep", src=Varying(), dst=Varying())
-        sizes = on_host(torch.cat([counts_WG.sum(1), received_WG.sum(1)]))
-        sent, received = sizes[:ranks], sizes[ranks:]
+        place = self.mesh.coordinate["ep"]
+        sent, received = split_sizes(counts_WG, received_WG, rows_ND.shape[0], place)
         rows_MD = all_to_all(
             rows_ND, "ep", src=Varying(), dst=Varying(),
             input_split_sizes=sent, output_split_sizes=received,

@@ -44,6 +44,8 @@ def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) ->
 
 
 def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    if rows_MK.is_meta:
+        return _shape(rows_MK, matrices_GKN, ends_G)
     if _fits(rows_MK) and _fits(matrices_GKN) and rows_MK.shape[0] > 0:
         return F.grouped_mm(rows_MK, matrices_GKN, offs=ends_G)
     return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
@@ -51,6 +53,8 @@ def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 
 def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     """The gradient of the matrices: rows^T @ grads of each group."""
+    if rows_MK.is_meta:
+        return rows_MK.new_empty(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
     rows_KM = rows_MK.mT
     if _fits(rows_KM) and _fits(grads_MN) and rows_MK.shape[0] > 0:
         return F.grouped_mm(rows_KM, grads_MN, offs=ends_G)

@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from placements import Mesh, current_mesh
 from placements.mesh import as_mesh
+from placements.torch_private import unseen
 from spmd_moe.config import Parallel
 
 ONE_DEVICE = Mesh({})
@@ -32,9 +33,10 @@ def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
     """
     sizes = parallel.sparse_mesh()
     if dense.device_mesh is not None:
-        ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
         kind = dense.device_mesh.device_type
-        return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
+        with unseen():  # inside typecheck() the mesh's own tensors have no type
+            ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
+            return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
     return Mesh(sizes, _coordinate(sizes, dense))
 
 

@@ -5,6 +5,7 @@ selecting and never by arithmetic. An order and its inverse are an adjoint pair:
 rows by one is undone, and differentiated, by gathering by the other.
 """
 
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -59,6 +60,24 @@ def regroup(received_WG: CountsWG, num_rows: int) -> IndexM:
         received_WG.flatten(), output_size=num_rows
     )
     return expert_of_row_M.argsort(stable=True)
+
+
+def split_sizes(
+    sent_WG: Tensor, received_WG: Tensor, num_rows: int, place: int
+) -> tuple[list[int], list[int]]:
+    """Counts by (rank, expert) -> rows to each rank and from each; waits for the device.
+
+    Meta tensors have no values. There `num_rows` go to the experts in turn, as round robin
+    has it, and every rank sends as many to this one, which is number `place`.
+    """
+    ranks, experts = sent_WG.shape
+    if sent_WG.is_meta:
+        turns, rest = divmod(num_rows, ranks * experts)
+        before = [turns * e + min(rest, e) for e in range(0, ranks * experts + 1, experts)]
+        sent = [end - start for start, end in pairwise(before)]
+        return sent, [sent[place]] * ranks
+    sizes = on_host(torch.cat([sent_WG.sum(1), received_WG.sum(1)]))
+    return sizes[:ranks], sizes[ranks:]
 
 
 def on_host(sizes: Tensor) -> list[int]:

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from placements import Index, Mesh, On, assert_type, type_of, typed
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
-from spmd_moe.dims import ED, TD, TE, TK, CountsE, IdsTK
+from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
 from spmd_moe.initialise import Spec, declare_specs, redraw
 from spmd_moe.layouts import Layout
 from spmd_moe.permute import count_experts
@@ -30,7 +30,7 @@ TINY = 1e-20
 class Routing:
     """Where every token goes, and with which weights."""
 
-    gates_TK: Annotated[TK, On(dp="d", cp="c", tp="t")]
+    gates_TK: Annotated[GatesTK, On(dp="d", cp="c", tp="t")]
     expert_ids_TK: Annotated[IdsTK, On(dp="d", cp="c", tp="t")]
     counts_E: CountsE
 
@@ -68,7 +68,7 @@ class Router(nn.Module):
         return Routing(gates_TK, expert_ids_TK, counts_E)
 
     @typed
-    def score(self, x_TD: TD) -> Annotated[TE, On("{self.layout.routing}")]:
+    def score(self, x_TD: TD) -> Annotated[ScoresTE, On("{self.layout.routing}")]:
         """How well each expert suits each token, in at least float32."""
         dtype = torch.promote_types(x_TD.dtype, torch.float32)
         logits_TE = linear(x_TD.to(dtype), self.w_gate_ED.to(dtype))
@@ -77,7 +77,9 @@ class Router(nn.Module):
         return logits_TE.sigmoid()
 
     @typed
-    def choose(self, scores_TE: TE) -> Annotated[IdsTK, On("{self.layout.expert_ids}")]:
+    def choose(
+        self, scores_TE: ScoresTE
+    ) -> Annotated[IdsTK, On("{self.layout.expert_ids}")]:
         """The experts of each token; the bias changes the choice and nothing else."""
         if self.config.round_robin:
             return round_robin(scores_TE, self.config.top_k)
@@ -88,7 +90,7 @@ class Router(nn.Module):
         return biased_TE.topk(self.config.top_k, dim=1, sorted=False).indices
 
     @typed
-    def weigh(self, gates_TK: TK) -> Annotated[TK, On("{self.layout.routing}")]:
+    def weigh(self, gates_TK: GatesTK) -> Annotated[GatesTK, On("{self.layout.routing}")]:
         """The chosen scores as gates: normalised and scaled if the config says so."""
         if self.config.route_norm:
             gates_TK = gates_TK / (gates_TK.sum(1, keepdim=True) + TINY)

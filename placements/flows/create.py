@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from placements import pad_rules
 from placements.infer import Operand, Refusal
 from placements.mesh import Mesh
 from placements.tensor_type import (
@@ -32,7 +33,8 @@ def filled(op: "Op", mesh: Mesh, *args: Any, **kwargs: Any) -> TensorType:
         return from_factory(mesh, fill)
     # In the shape of a piece it is a piece, whatever the rest.
     types = {a: t if isinstance(t, Shard) else R for a, t in like.type.items()}
-    return make(like.type.mesh, types, fresh=fill)
+    made = make(like.type.mesh, types, fresh=fill)
+    return made.with_pads(pad_rules.in_shape_of(like, 0 if fill == ZERO else None))
 
 
 def _refuse_tensors(values: Iterable[Any]) -> None:

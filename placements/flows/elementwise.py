@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from placements import pad_rules
 from placements.index import COMPUTED, Computed, Index
 from placements.infer import (
     SHAPES,
-    Contract,
     Label,
     Mixed,
     Operand,
@@ -14,7 +14,7 @@ from placements.infer import (
     Term,
     combine,
 )
-from placements.rules import LINEAR, NONLINEAR
+from placements.rules import LINEAR, NONLINEAR, Linearity
 from placements.tensor_type import FILLED, ZERO, TensorType, from_factory
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
     """Labels of operands that are broadcast together, dims aligned from the right.
 
-    A dim of one row is broadcast only if it is not cut: one row here may be one of many.
+    A dim of one row is broadcast only if that is all of it.
     """
     ndim = max(operand.ndim for operand in operands)
     labels: list[tuple[Label, ...]] = []
@@ -32,8 +32,8 @@ def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
         shift = ndim - operand.ndim
         labels.append(
             tuple(
-                None if size == 1 and not operand.cut_axes(dim) else dim + shift
-                for dim, size in enumerate(operand.shape)
+                None if operand.is_one_row(dim) else dim + shift
+                for dim in range(operand.ndim)
             )
         )
     _check_sizes(operands, labels)
@@ -79,11 +79,13 @@ def pointwise(op: "Op", *args: Any, **kwargs: Any) -> TensorType:
     operands = [a for a in every if isinstance(a, Operand)]
     numbers = [*args, kwargs.get("other", 0)]
     adds = op.linearity is LINEAR and any(is_number(a) and a != 0 for a in numbers)
+    terms = terms_of(operands)
     return combine(
         op.linearity,
-        terms_of(operands),
+        terms,
         index=arithmetic_index(operands),
         adds_number=adds,
+        at_pads=pad_rules.elementwise(op.name, terms, every),
     )
 
 
@@ -101,6 +103,7 @@ def quotient(op: "Op", input: Any, other: Any, **kwargs: Any) -> TensorType:
         linearity,
         terms_of(values, divisors),
         index=arithmetic_index([*values, *divisors]),
+        at_pads=pad_rules.divided(linearity, divisors),
     )
 
 
@@ -119,7 +122,14 @@ def where(op: "Op", condition: Operand, *branches: Any, **kwargs: Any) -> Any:
         if len(indices) == 1 and not numbers
         else arithmetic_index(values),
         adds_number=any(n != 0 for n in numbers),
+        at_pads=pad_rules.chosen(*branches),
     )
+
+
+def lerp(op: "Op", input: Operand, end: Operand, weight: Any) -> TensorType:
+    """Linear in both ends, for a given weight."""
+    weights = [weight] if isinstance(weight, Operand) else []
+    return combine(op.linearity, terms_of([input, end], weights))
 
 
 def masked_fill(op: "Op", input: Operand, mask: Operand, value: Any) -> TensorType:
@@ -129,7 +139,20 @@ def masked_fill(op: "Op", input: Operand, mask: Operand, value: Any) -> TensorTy
         terms_of(values, [mask]),
         index=input.type.index,
         adds_number=is_number(value) and value != 0,
+        at_pads=pad_rules.filled(input, value),
     )
+
+
+_WHOLE = ("int", "uint", "bool", "long", "short", "char", "byte")
+
+
+def rounded(input: Operand, dtype: object) -> bool:
+    """Whether each element is rounded on the way to a dtype: a sum would not be."""
+    return input.can_have_gradient and str(dtype).removeprefix("torch.").startswith(_WHOLE)
+
+
+def linearity_to(op: "Op", input: Operand, dtype: object) -> Linearity:
+    return NONLINEAR if rounded(input, dtype) else op.linearity
 
 
 def to_dtype(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
@@ -137,14 +160,13 @@ def to_dtype(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     every = [*args, *kwargs.values(), op.name]
     targets = [str(a).removeprefix("torch.") for a in every if not isinstance(a, Operand)]
     targets += [a.dtype for a in every if isinstance(a, Operand)]
-    whole = ("int", "uint", "bool", "long", "short", "char", "byte")
-    to_whole = any(t.startswith(whole) for t in targets)
-    rounds = to_whole and input.can_have_gradient
+    rounds = any(rounded(input, target) for target in targets)
     labels = tuple(range(input.ndim))
     return combine(
-        NONLINEAR if rounds or "bool" in targets else LINEAR,
+        NONLINEAR if rounds or "bool" in targets else op.linearity,
         [Term(input, labels)],
         index=COMPUTED if rounds else input.type.index,
+        at_pads=pad_rules.cast,
     )
 
 
@@ -166,7 +188,8 @@ def copy(op: "Op", input: Operand, source: Operand, *args: Any) -> TensorType:
             )  # fmt: skip
     if input.type.fresh is not None:
         terms = terms[1:]
-    return combine(op.linearity, terms, index=source.type.index)
+    linearity = linearity_to(op, source, input.dtype)
+    return combine(linearity, terms, index=source.type.index)
 
 
 def fill(op: "Op", input: Operand, value: Any = 0) -> TensorType:
@@ -174,7 +197,9 @@ def fill(op: "Op", input: Operand, value: Any = 0) -> TensorType:
     if input.type.fresh is not None and not isinstance(value, Operand):
         return from_factory(input.type.mesh, FILLED if value else ZERO)
     values = [input, value] if isinstance(value, Operand) else [input]
-    return combine(LINEAR, terms_of(values), adds_number=is_number(value) and value != 0)
+    return combine(
+        op.linearity, terms_of(values), adds_number=is_number(value) and value != 0
+    )
 
 
 def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
@@ -220,7 +245,8 @@ def reduction(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType
     dim, keepdim = _reduction_arguments(op, args, kwargs)
     dims = dims_of(dim, input.ndim)
     labels = reduced_labels(op, input, dims, keepdim)
-    return combine(op.linearity, [Term(input, labels)], index=arithmetic_index([input]))
+    linearity = linearity_to(op, input, kwargs.get("dtype"))
+    return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
 
 
 def norm(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
@@ -236,7 +262,7 @@ def choice(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> Any:
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Operand):
         both = [input, other]
-        return combine(NONLINEAR, terms_of(both), index=arithmetic_index(both))
+        return combine(op.linearity, terms_of(both), index=arithmetic_index(both))
     values = reduction(op, input, *args, **kwargs).with_index(input.type.index)
     dim, _ = _reduction_arguments(op, args, kwargs)
     if dim is None:
@@ -264,7 +290,8 @@ def rows_of(input: Operand, dim: int | None) -> Index:
 def along(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """Same shape; every element depends on the others along one dim."""
     dim = kwargs.get("dim", args[0] if args else None)
-    return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
+    linearity = linearity_to(op, input, kwargs.get("dtype"))
+    return combine(linearity, [_along_term(op, input, dim)], index=input.type.index)
 
 
 def normalize(
@@ -328,7 +355,7 @@ def count(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
         else kwargs.get("min", args[1] if len(args) > 1 else 0)
         == kwargs.get("max", args[2] if len(args) > 2 else 0)
     )
-    label: Label = Contract("counted")
+    label = op.along_label("counted")
     if length_is_data:
         label = Mixed(
             "the bins depend on the data of each piece; "
@@ -337,8 +364,7 @@ def count(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     terms = [Term(input, (label,) * input.ndim, is_control=True)]
     if isinstance(weights, Operand):
         terms.append(Term(weights, (label,) * weights.ndim))
-    linearity = LINEAR if isinstance(weights, Operand) else NONLINEAR
-    return combine(linearity, terms, index=COMPUTED)
+    return combine(op.linearity, terms, index=COMPUTED)
 
 
 def one_hot(op: "Op", input: Operand, num_classes: int = -1) -> TensorType:

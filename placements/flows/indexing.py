@@ -6,13 +6,16 @@ Along a dim that is cut it may address this rank's own rows only, and must say s
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from placements import pad_rules
 from placements.flows.elementwise import broadcast, is_number, terms_of
 from placements.flows.views import PIECEWISE
 from placements.index import COMPUTED, Computed, Index
 from placements.infer import (
     Addressed,
+    Contract,
     Label,
     Mixed,
     Operand,
@@ -21,9 +24,9 @@ from placements.infer import (
     Term,
     combine,
 )
-from placements.rules import DIM_REASONS, LINEAR
-from placements.tensor_type import TensorType
-from placements.types import Shard
+from placements.rules import DIM_REASONS, LINEAR, Linearity
+from placements.tensor_type import MADE, TensorType, make
+from placements.types import AxisType, R, Shard, V
 
 if TYPE_CHECKING:
     from placements.ops import Op
@@ -104,7 +107,7 @@ def _check_rows(
 
 
 def gather(op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any) -> TensorType:
-    """gather, take_along_dim: input and index aligned but for `dim`."""
+    """Input and index aligned but for `dim`."""
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     labels = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
@@ -121,9 +124,22 @@ def gather(op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any) ->
 def take_along_dim(
     op: "Op", input: Operand, indices: Operand, dim: int | None = None
 ) -> TensorType:
+    """As gather; dims of one row are broadcast."""
     if dim is None:
         raise Refusal("take_along_dim without dim= flattens; name the dim", operand=input)
-    return gather(op, input, dim, indices)
+    along = dim % input.ndim
+
+    def label(x: Operand, d: int) -> Label:
+        return None if d != along and x.is_one_row(d) else d
+
+    own = _own(addressed_axes(indices, input, along), Mixed(ACROSS))
+    labels = [own if d == along else label(input, d) for d in range(input.ndim)]
+    index_labels = tuple(label(indices, d) for d in range(indices.ndim))
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels)), Term(indices, index_labels, is_control=True)],
+        index=input.type.index,
+    )
 
 
 def index_select(op: "Op", input: Operand, dim: int, index: Operand) -> TensorType:
@@ -187,15 +203,19 @@ def scatter(
     src = kwargs.get("value", src)
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    own = _own(axes, op.along_label("written"))
+    # To sum at the index is linear, and spreads over ranks, whatever the op is called.
+    is_sum = reduce == "sum"
+    adds = is_sum and kwargs.get("include_self", True)
+    own = _own(axes, Contract("written") if adds else op.along_label("written"))
     target = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     target[along] = along if axes else target[along]
     source = tuple(own if d == along else d for d in range(index.ndim))
     terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
     if isinstance(src, Operand):
+        src = _at_each_index(src, index, index.ndim - 1)
         _check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
-    return _written(op, input, terms, src)
+    return _written(LINEAR if is_sum else op.linearity, input, terms, src)
 
 
 def index_write(
@@ -211,15 +231,33 @@ def index_write(
     terms = [Term(input, tuple(target)), Term(index, (own,), is_control=True)]
     if isinstance(source, Operand):
         rows = tuple(own if d == along else d for d in range(source.ndim))
+        source = _at_each_index(source, index, 0 if source.ndim else -1, along)
         if source.ndim:
             _check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
-    return _written(op, input, terms, source)
+    return _written(op.linearity, input, terms, source)
 
 
-def _written(op: "Op", input: Operand, terms: Sequence[Term], value: object) -> TensorType:
+def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
+    """One number, given a shape, that is written at an index: a piece as the index is.
+
+    Dims up to `last` of the index are those of the source from `shift` on.
+    """
+    if not source.type.is_number:
+        return source
+    types: dict[str, AxisType] = {}
+    for axis, t in index.type.items():
+        types[axis] = V if t == V else R
+        if isinstance(t, Shard) and t.dim <= last:
+            types[axis] = Shard(t.dim + shift, t.extent)
+    return replace(source, type=make(index.type.mesh, types, fresh=MADE))
+
+
+def _written(
+    linearity: Linearity, input: Operand, terms: Sequence[Term], value: object
+) -> TensorType:
     return combine(
-        op.linearity,
+        linearity,
         terms,
         index=input.type.index,
         adds_number=is_number(value) and value != 0,
@@ -229,6 +267,9 @@ def _written(op: "Op", input: Operand, terms: Sequence[Term], value: object) -> 
 def getitem(op: "Op", input: Operand, key: Any) -> TensorType:
     """x[...]: integers, slices, None, ellipsis, integer tensors and bool masks."""
     plan = _Plan(input, key)
+    for entry, dim, _ in plan.entries:
+        if _is_start(entry):
+            input = pad_rules.first_rows(input, dim, entry.stop)
     terms = [Term(input, plan.read_labels())]
     terms += plan.index_terms()
     return combine(op.linearity, terms, index=input.type.index)
@@ -241,7 +282,7 @@ def setitem(op: "Op", input: Operand, key: Any, value: Any) -> TensorType:
     terms += plan.written_index_terms()
     if isinstance(value, Operand):
         terms.append(Term(value, plan.value_labels(value)))
-    return _written(op, input, terms, value)
+    return _written(op.linearity, input, terms, value)
 
 
 def index_put(
@@ -398,8 +439,7 @@ class _Plan:
                 if at >= 0 and (value.shape[at] != 1 or value.cut_axes(at)):
                     _check_rows(self._axes(entry, dim), entry, value, k, at)
         return tuple(
-            None if size == 1 and not value.cut_axes(d) else target[d + shift]
-            for d, size in enumerate(value.shape)
+            None if value.is_one_row(d) else target[d + shift] for d in range(value.ndim)
         )
 
 
@@ -411,6 +451,14 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
+def _is_start(entry: Any) -> bool:
+    """Whether it is a slice of the first rows."""
+    if not isinstance(entry, slice):
+        return False
+    bounds = cast(Any, entry)
+    return bounds.start in (None, 0) and bounds.step in (None, 1)
+
+
 def _is_part(entry: Any) -> bool:
     """Whether a slice may leave rows out; one that names its end is taken at its word.
 
@@ -419,6 +467,4 @@ def _is_part(entry: Any) -> bool:
     if not isinstance(entry, slice):
         return False
     bounds = cast(Any, entry)
-    return not (
-        bounds.start in (None, 0) and bounds.stop is None and bounds.step in (None, 1)
-    )
+    return not (_is_start(entry) and bounds.stop is None)

@@ -2,16 +2,18 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from placements import pad_rules
 from placements.flows.elementwise import broadcast
+from placements.flows.products import inner_value
 from placements.infer import Contract, Label, Mixed, Operand, Refusal, Term, combine
-from placements.rules import NONLINEAR
+from placements.rules import LINEAR, MULTILINEAR
 from placements.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from placements.ops import Op
 
 NORMALISED = "a norm needs the whole dim: the statistics of a piece are not those of all"
-CLASSES = "the log-sum-exp needs all classes, and this rank holds a piece of them"
+CLASSES = "a loss needs the scores of all classes, and this rank holds a piece of them"
 MEAN = (
     "a mean over a dim that is cut divides by this rank's count; sum, and divide by the "
     "global count (reduction='sum' and global_mean)"
@@ -27,14 +29,17 @@ def normalised(
     *args: Any,
     **kwargs: Any,
 ) -> TensorType:
-    """layer_norm, rms_norm over the last dims."""
+    """layer_norm, rms_norm over the last dims; a weight is a factor, a bias a term."""
     first = input.ndim - (len(cast(Any, shape)) if isinstance(shape, tuple | list) else 1)
     labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
-    terms = [Term(input, tuple(labels))]
-    for extra in (weight, bias):
+    result = combine(op.linearity, [Term(input, tuple(labels))])
+    every = tuple(range(input.ndim))
+    for extra, linearity in ((weight, MULTILINEAR), (bias, LINEAR)):
         if isinstance(extra, Operand):
-            terms.append(Term(extra, (Mixed(NORMALISED),) * extra.ndim))
-    return combine(op.linearity, terms)
+            whole = Term(inner_value(result, input.shape, input), every)
+            extra_labels = (Mixed(NORMALISED),) * extra.ndim
+            result = combine(linearity, [whole, Term(extra, extra_labels)])
+    return result
 
 
 def _refuse_legacy(*flags: Any) -> None:
@@ -59,9 +64,15 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> TensorType:
-    """cross_entropy, nll_loss: classes in dim 1 (dim 0 of an unbatched input)."""
+    """cross_entropy, nll_loss: classes in dim 1 (dim 0 of an unbatched input).
+
+    Targets that are probabilities are a factor of the log-probabilities, unless smoothing
+    adds a number to them.
+    """
     _refuse_legacy(size_average, reduce)
     classes = 1 if input.ndim > 1 else 0
+    if reduction != "none" and target.ndim < input.ndim:
+        input, target = pad_rules.ignored(input, target, classes, ignore_index)
     labels: list[Label] = []
     for d in range(input.ndim):
         place = d - (d > classes)
@@ -72,13 +83,19 @@ def cross_entropy(
         rows = tuple(labels)
     else:
         rows = tuple(_reduced(reduction, d, f"row {d}") for d in range(target.ndim))
+    is_factor = target.can_have_gradient and not label_smoothing
+    linearity = MULTILINEAR if is_factor else op.linearity
+    if is_factor:
+        kept = tuple(Mixed(CLASSES) if d == classes else d for d in range(input.ndim))
+        scores = combine(op.linearity, [Term(input, kept)])
+        input = inner_value(scores, input.shape, input)
     terms = [
         Term(input, tuple(labels)),
         Term(target, rows, is_control=not target.can_have_gradient),
     ]
     if isinstance(weight, Operand):
         terms.append(Term(weight, (Mixed(CLASSES),), is_control=True))
-    return combine(NONLINEAR, terms)
+    return combine(linearity, terms)
 
 
 def elementwise_loss(
@@ -102,4 +119,4 @@ def elementwise_loss(
             for label in labels
         )
         terms.append(Term(operand, reduced))
-    return combine(NONLINEAR, terms)
+    return combine(op.linearity, terms)

@@ -15,7 +15,7 @@ from placements.infer import (
     Term,
     combine,
 )
-from placements.rules import LINEAR, MULTILINEAR, NONLINEAR
+from placements.rules import LINEAR, MULTILINEAR
 from placements.tensor_type import TensorType
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def _product(op: "Op", terms: Sequence[Term]) -> TensorType:
-    return combine(MULTILINEAR, terms)
+    return combine(op.linearity, terms)
+
+
+def inner_value(found: TensorType, shape: tuple[int, ...], made_of: Operand) -> Operand:
+    """A value inside an op; errors name the operand that it was made of."""
+    return Operand(found, shape, made_of.dtype, made_of.position)
 
 
 def _plus(
@@ -71,7 +76,7 @@ def matmul_reversed(op: "Op", input: Operand, other: Operand) -> TensorType:
 def inner(op: "Op", input: Operand, other: Operand) -> TensorType:
     """The last dims are contracted; the dims before them stand side by side."""
     if input.ndim == 0 or other.ndim == 0:
-        return combine(MULTILINEAR, terms_of([input, other]))
+        return _product(op, terms_of([input, other]))
     contract, lead = Contract("inner"), input.ndim - 1
     right = range(lead, lead + other.ndim - 1)
     return _product(
@@ -140,7 +145,7 @@ def einsum(op: "Op", equation: Any, *operands: Any) -> TensorType:
                 labels.append(Mixed("a letter that stands twice takes a diagonal"))
             elif letter not in result:
                 labels.append(Contract(letter))
-            elif operand.shape[dim] == 1 and not operand.cut_axes(dim):
+            elif operand.is_one_row(dim):
                 labels.append(None)
             else:
                 labels.append(result.index(letter))
@@ -198,9 +203,15 @@ def attention(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> TensorType:
-    """Each query row looks at all key rows; heads and batch are independent."""
+    """Each query row looks at all key rows; heads and batch are independent.
+
+    The scores are non-linear in queries and keys, and the result is linear in the values.
+    """
+    if dropout_p:
+        raise Refusal("attention with dropout_p > 0: apply dropout by a visible call")
     lead = tuple(range(query.ndim - 2))
-    rows: Label = query.ndim - 2
+    row = query.ndim - 2
+    rows: Label = row
     if is_causal:
         rows = Mixed("a causal mask needs to know where in the sequence the rows stand")
     keys = Mixed("attention looks at all keys, and this rank holds a piece of them")
@@ -208,17 +219,20 @@ def attention(
     terms = [
         Term(query, (*lead, rows, inner)),
         Term(key, (*lead, keys, inner)),
-        Term(value, (*lead, keys, query.ndim - 1)),
     ]
     if isinstance(attn_mask, Operand):
         every: tuple[Label, ...] = (*lead, rows, keys)
         labels = (
-            None if size == 1 and not attn_mask.cut_axes(dim) else label
-            for dim, (size, label) in enumerate(
-                zip(attn_mask.shape, every[-attn_mask.ndim :], strict=True)
-            )
+            None if attn_mask.is_one_row(dim) else label
+            for dim, label in enumerate(every[-attn_mask.ndim :])
         )
         terms.append(Term(attn_mask, tuple(labels), is_control=True))
-    if dropout_p:
-        raise Refusal("attention with dropout_p > 0: apply dropout by a visible call")
-    return combine(NONLINEAR, terms)
+    shape = (*query.shape[:-1], key.shape[-2])
+    scores = inner_value(combine(op.linearity, terms), shape, query)
+    return combine(
+        MULTILINEAR,
+        [
+            Term(scores, (*lead, row, None)),
+            Term(value, (*lead, keys, query.ndim - 1)),
+        ],
+    )

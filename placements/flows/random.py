@@ -6,9 +6,10 @@ the same state; on the others every rank draws its own numbers.
 
 from typing import TYPE_CHECKING, Any
 
+from placements import pad_rules
 from placements.infer import Operand, Refusal, Term, combine
 from placements.mesh import Mesh
-from placements.rules import DRAWS, LINEAR
+from placements.rules import DRAWS
 from placements.tensor_type import MADE, TensorType, make
 from placements.types import BY_LETTER, AxisType, R, Shard, V
 
@@ -26,7 +27,7 @@ def masked(input: Operand, shared: frozenset[str]) -> TensorType:
         if draw.gives is None:
             raise Refusal(draw.reason, axis, input, "Replicate", kind="policy")
         types[axis] = t if draw.gives == t.letter else BY_LETTER[draw.gives]
-    return make(input.type.mesh, types)
+    return make(input.type.mesh, types).with_pads(pad_rules.in_shape_of(input))
 
 
 def dropout(
@@ -40,8 +41,8 @@ def dropout(
 ) -> TensorType:
     """The identity when nothing is dropped; else a product with a random mask."""
     if p == 0 or not training:
-        return combine(LINEAR, [Term(input, tuple(range(input.ndim)))])
-    return masked(input, shared)
+        return combine(op.linearity, [Term(input, tuple(range(input.ndim)))])
+    return masked(input, shared).with_pads(pad_rules.times_mask(input))
 
 
 def sample(
@@ -49,6 +50,8 @@ def sample(
 ) -> TensorType:
     """bernoulli, multinomial: numbers drawn with these probabilities."""
     cut = input.type.order(input.ndim - 1) if op.name == "multinomial" else ()
+    if op.name == "multinomial":
+        pad_rules.require_whole(input, -1)
     if cut:
         raise Refusal(
             "a draw needs the probabilities of all choices, and this rank holds a piece",
@@ -79,7 +82,8 @@ def like(
         if axis in shared and draw.gives is None and input.type.fresh is None:
             raise Refusal(draw.reason, axis, input, "Replicate", kind="policy")
         types[axis] = R if axis in shared else alone
-    return make(input.type.mesh, types, fresh=MADE)
+    drawn = make(input.type.mesh, types, fresh=MADE)
+    return drawn.with_pads(pad_rules.in_shape_of(input))
 
 
 def create(

@@ -6,15 +6,16 @@ refused.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from placements import pad_rules
 from placements.extents import Extent, Folded, fold
 from placements.flows.views import flat, moved, recut
 from placements.infer import Label, Mixed, Operand, Refusal, Term, combine
-from placements.rules import LINEAR
 from placements.tensor_type import TensorType, make
 from placements.types import AxisType, Shard
+from placements.validity import Pads, regrouped, repeated
 
 if TYPE_CHECKING:
     from placements.ops import Op
@@ -26,7 +27,7 @@ def reshape(op: "Op", input: Operand, *shape: Any, **kwargs: Any) -> TensorType:
         if op.name == "view" and len(sizes) == 1:
             raise Refusal("view(dtype) re-reads the bytes; use .to(dtype)", operand=input)
         raise Refusal(f"reshape to {sizes}: sizes must be integers", operand=input)
-    return _reshaped(input, sizes)
+    return _reshaped(op, input, sizes)
 
 
 def reshape_as(op: "Op", input: Operand, other: Operand) -> TensorType:
@@ -44,15 +45,19 @@ def reshape_as(op: "Op", input: Operand, other: Operand) -> TensorType:
         flattened = flatten(op, other, first, last)
         if all(flattened[axis] == input.type[axis] for axis in cut):
             types: dict[str, AxisType] = {a: t for a, t in other.type.items() if a in cut}
-            rest = {axis: t for axis, t in input.type.items() if axis not in cut}
-            every = {**types, **rest}
-            return make(input.type.mesh, every, input.type.index, input.type.fresh)
-    return _reshaped(input, other.shape)
+            kept = moved(op, input, range(input.ndim))
+            rest = {axis: t for axis, t in kept.items() if axis not in cut}
+            found = make(kept.mesh, {**types, **rest}, kept.index, kept.fresh)
+            groups = _split_groups(input.ndim, first, width + 1)
+            return found.with_pads(
+                pad_rules.viewed(input, _view(input, other.shape, groups))
+            )
+    return _reshaped(op, input, other.shape)
 
 
 def flatten(op: "Op", input: Operand, start_dim: int = 0, end_dim: int = -1) -> TensorType:
     if input.ndim == 0:
-        return moved(input, ())
+        return moved(op, input, ())
     first, last = start_dim % input.ndim, end_dim % input.ndim
     groups = [
         *(((d,), (d,)) for d in range(first)),
@@ -64,7 +69,7 @@ def flatten(op: "Op", input: Operand, start_dim: int = 0, end_dim: int = -1) -> 
         math.prod(input.shape[first : last + 1]),
         *input.shape[last + 1 :],
     )
-    return _regrouped(input, sizes, groups)
+    return _regrouped(op, input, sizes, groups)
 
 
 def ravel(op: "Op", input: Operand) -> TensorType:
@@ -74,13 +79,17 @@ def ravel(op: "Op", input: Operand) -> TensorType:
 def unflatten(op: "Op", input: Operand, dim: int, sizes: Sequence[int]) -> TensorType:
     dim, count = dim % input.ndim, len(sizes)
     whole = _with_rest(tuple(sizes), input.shape[dim])
-    groups = [
+    shape = (*input.shape[:dim], *whole, *input.shape[dim + 1 :])
+    return _regrouped(op, input, shape, _split_groups(input.ndim, dim, count))
+
+
+def _split_groups(ndim: int, dim: int, count: int) -> "Groups":
+    """One dim becomes `count`, the others stay."""
+    return [
         *(((d,), (d,)) for d in range(dim)),
         ((dim,), tuple(range(dim, dim + count))),
-        *(((d,), (d + count - 1,)) for d in range(dim + 1, input.ndim)),
+        *(((d,), (d + count - 1,)) for d in range(dim + 1, ndim)),
     ]
-    shape = (*input.shape[:dim], *whole, *input.shape[dim + 1 :])
-    return _regrouped(input, shape, groups)
 
 
 def _with_rest(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
@@ -93,7 +102,7 @@ def _with_rest(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def _reshaped(input: Operand, sizes: tuple[int, ...]) -> TensorType:
+def _reshaped(op: "Op", input: Operand, sizes: tuple[int, ...]) -> TensorType:
     shape = _with_rest(sizes, math.prod(input.shape))
     if shape == input.shape:
         groups: Groups = [((dim,), (dim,)) for dim in range(input.ndim)]
@@ -101,7 +110,7 @@ def _reshaped(input: Operand, sizes: tuple[int, ...]) -> TensorType:
         groups = _groups_by_rest(input, sizes)
     else:
         groups = _groups_by_size(input, sizes, shape)
-    return _regrouped(input, shape, groups)
+    return _regrouped(op, input, shape, groups)
 
 
 def _has_slim_pieces(input: Operand) -> bool:
@@ -201,7 +210,9 @@ def _by_product(
     return groups
 
 
-def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> TensorType:
+def _regrouped(
+    op: "Op", input: Operand, shape: tuple[int, ...], groups: Groups
+) -> TensorType:
     by_dim = {dim: group for group in groups for dim in group[0]}
     # Sizes of the new dims with the cuts that were placed so far undone: a cut further
     # out counts the rows that the cuts further in share.
@@ -218,7 +229,14 @@ def _regrouped(input: Operand, shape: tuple[int, ...], groups: Groups) -> Tensor
         rows[new] = part.total
         return new, part
 
-    return recut(input, place)
+    return recut(op, input, place, _view(input, shape, groups))
+
+
+def _view(
+    input: Operand, shape: tuple[int, ...], groups: Groups
+) -> Callable[[Pads], Pads | None]:
+    cut = [dim for dim in range(input.ndim) if input.cut_axes(dim)]
+    return lambda pads: regrouped(pads, input.shape, shape, groups, cut)
 
 
 def _flattened(input: Operand, olds: tuple[int, ...], dim: int, extent: Extent) -> Extent:
@@ -283,10 +301,10 @@ def repeat_interleave(
         def grown(axis: str, d: int, extent: Extent) -> tuple[int, Extent]:
             return d, extent.scaled(repeats) if d == along else extent
 
-        return recut(input, grown)
+        return recut(op, input, grown, lambda pads: repeated(pads, along, repeats))
     reason = "how often each row is repeated depends on data, so the pieces are unknown"
     labels: list[Label] = [d if d != along else Mixed(reason) for d in range(input.ndim)]
     terms = [Term(input, tuple(labels))]
     if isinstance(repeats, Operand):
         terms.append(Term(repeats, (Mixed(reason),) * repeats.ndim, is_control=True))
-    return combine(LINEAR, terms, index=input.type.index)
+    return combine(op.linearity, terms, index=input.type.index)

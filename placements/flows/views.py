@@ -3,36 +3,47 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from placements import pad_rules
 from placements.extents import Extent
 from placements.flows.elementwise import dims_of
 from placements.infer import Label, Mixed, Operand, Term, combine
-from placements.rules import LINEAR
 from placements.tensor_type import TensorType, make
 from placements.types import AxisType, Shard
+from placements.validity import Pads
 
 if TYPE_CHECKING:
     from placements.ops import Op
 
 
-def moved(input: Operand, labels: Sequence[Label]) -> TensorType:
-    """A linear op that only moves dims about; an index keeps its domain."""
-    return combine(LINEAR, [Term(input, tuple(labels))], index=input.type.index)
+def moved(op: "Op", input: Operand, labels: Sequence[Label]) -> TensorType:
+    """An op that only moves dims about; an index keeps its domain."""
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels))],
+        index=input.type.index,
+        at_pads=pad_rules.same,
+    )
 
 
 def recut(
-    input: Operand, place: Callable[[str, int, Extent], tuple[int, Extent]]
+    op: "Op",
+    input: Operand,
+    place: Callable[[str, int, Extent], tuple[int, Extent]],
+    view: Callable[[Pads], Pads | None],
 ) -> TensorType:
     """A view in which cut dims get another number and another extent.
 
-    `place` is asked for the innermost cut first.
+    `place` is asked for the innermost cut first; `view` for rows of padding.
     """
+    kept = moved(op, input, range(input.ndim))
     cut: list[tuple[str, AxisType]] = []
     for dim in reversed(range(input.ndim)):
         for axis, extent in reversed(input.type.cuts(dim)):
             cut.append((axis, Shard(*place(axis, dim, extent))))
     types: dict[str, AxisType] = dict(reversed(cut))
-    rest = {axis: t for axis, t in input.type.items() if axis not in types}
-    return make(input.type.mesh, {**types, **rest}, input.type.index, input.type.fresh)
+    rest = {axis: t for axis, t in kept.items() if axis not in types}
+    found = make(kept.mesh, {**types, **rest}, kept.index, kept.fresh)
+    return found.with_pads(pad_rules.viewed(input, view))
 
 
 def flat(values: Sequence[Any]) -> tuple[int, ...]:
@@ -44,19 +55,19 @@ def flat(values: Sequence[Any]) -> tuple[int, ...]:
 
 def permute(op: "Op", input: Operand, *dims: Any, **kwargs: Any) -> TensorType:
     order = dims_of(flat(dims) if dims else kwargs["dims"], input.ndim)
-    return moved(input, [order.index(d) for d in range(input.ndim)])
+    return moved(op, input, [order.index(d) for d in range(input.ndim)])
 
 
 def transpose(op: "Op", input: Operand, dim0: int, dim1: int) -> TensorType:
     labels = list(range(input.ndim))
     a, b = dim0 % input.ndim, dim1 % input.ndim
     labels[a], labels[b] = labels[b], labels[a]
-    return moved(input, labels)
+    return moved(op, input, labels)
 
 
 def reverse_dims(op: "Op", input: Operand) -> TensorType:
     """t, .T: all dims in reverse order (t of at most two)."""
-    return moved(input, list(reversed(range(input.ndim))))
+    return moved(op, input, list(reversed(range(input.ndim))))
 
 
 def swap_last(op: "Op", input: Operand) -> TensorType:
@@ -71,7 +82,7 @@ def movedim(op: "Op", input: Operand, source: Any, destination: Any) -> TensorTy
     order = [
         sources[targets.index(d)] if d in targets else next(rest) for d in range(input.ndim)
     ]
-    return moved(input, [order.index(d) for d in range(input.ndim)])
+    return moved(op, input, [order.index(d) for d in range(input.ndim)])
 
 
 def squeeze(op: "Op", input: Operand, dim: Any = None) -> TensorType:
@@ -83,31 +94,31 @@ def squeeze(op: "Op", input: Operand, dim: Any = None) -> TensorType:
     for d in range(input.ndim):
         labels.append(Mixed(reason) if d in gone else place)
         place += d not in gone
-    return moved(input, labels)
+    return moved(op, input, labels)
 
 
 def unsqueeze(op: "Op", input: Operand, dim: int) -> TensorType:
     new = dim % (input.ndim + 1)
-    return moved(input, [d + (d >= new) for d in range(input.ndim)])
+    return moved(op, input, [d + (d >= new) for d in range(input.ndim)])
 
 
 def expand(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
     shape = flat(sizes) if sizes else tuple(kwargs["size"])
-    return _expanded(input, shape)
+    return _expanded(op, input, shape)
 
 
 def expand_as(op: "Op", input: Operand, other: Operand) -> TensorType:
-    return _expanded(input, other.shape)
+    return _expanded(op, input, other.shape)
 
 
-def _expanded(input: Operand, shape: Sequence[int]) -> TensorType:
+def _expanded(op: "Op", input: Operand, shape: Sequence[int]) -> TensorType:
     shift = len(shape) - input.ndim
     labels: list[Label] = []
     for d in range(input.ndim):
         grows = shape[d + shift] not in (-1, input.shape[d])
         reason = "a dim that is cut cannot be broadcast: one row here is not one in all"
         labels.append(Mixed(reason) if grows else d + shift)
-    return moved(input, labels)
+    return moved(op, input, labels)
 
 
 def repeat(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
@@ -116,6 +127,7 @@ def repeat(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
     shift = len(times) - input.ndim
     reason = "repeating a piece interleaves it with the other ranks' pieces"
     return moved(
+        op,
         input,
         [d + shift if times[d + shift] == 1 else Mixed(reason) for d in range(input.ndim)],
     )
@@ -124,38 +136,43 @@ def repeat(op: "Op", input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
 PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
 
 
-def without_dim(input: Operand, dim: int, reason: str = PIECEWISE) -> TensorType:
+def without_dim(op: "Op", input: Operand, dim: int) -> TensorType:
     """One row of a dim is taken, and the dim is gone."""
     gone = dim % input.ndim
     return moved(
+        op,
         input,
-        [Mixed(reason) if d == gone else d - (d > gone) for d in range(input.ndim)],
+        [Mixed(PIECEWISE) if d == gone else d - (d > gone) for d in range(input.ndim)],
     )
 
 
-def within_dim(input: Operand, dim: int, reason: str = PIECEWISE) -> TensorType:
+def within_dim(op: "Op", input: Operand, dim: int) -> TensorType:
     """Some rows of a dim are taken."""
     taken = dim % input.ndim
-    return moved(input, [Mixed(reason) if d == taken else d for d in range(input.ndim)])
+    return moved(
+        op, input, [Mixed(PIECEWISE) if d == taken else d for d in range(input.ndim)]
+    )
 
 
 def narrow(op: "Op", input: Operand, dim: int, start: int, length: int) -> TensorType:
-    return within_dim(input, dim)
+    if start == 0:
+        input = pad_rules.first_rows(input, dim % input.ndim, length)
+    return within_dim(op, input, dim)
 
 
 def select(op: "Op", input: Operand, dim: int, index: int) -> TensorType:
-    return without_dim(input, dim)
+    return without_dim(op, input, dim)
 
 
 def unbind(op: "Op", input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
-    return (without_dim(input, dim),) * input.shape[dim]
+    return (without_dim(op, input, dim),) * input.shape[dim]
 
 
 def pieces(
     op: "Op", input: Operand, sizes: Any = None, dim: int = 0, **kwargs: Any
 ) -> list[TensorType]:
     """split, chunk: as many results as there are, all of one type."""
-    return [within_dim(input, dim)]
+    return [within_dim(op, input, dim)]
 
 
 def joined(op: "Op", tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
@@ -167,7 +184,7 @@ def joined(op: "Op", tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
         along = dim % operand.ndim
         labels = [Mixed(reason) if d == along else d for d in range(operand.ndim)]
         terms.append(Term(operand, tuple(labels)))
-    return combine(LINEAR, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=_common_index(operands))
 
 
 def stacked(op: "Op", tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
@@ -177,7 +194,7 @@ def stacked(op: "Op", tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
         Term(operand, tuple(d + (d >= new) for d in range(operand.ndim)))
         for operand in operands
     ]
-    return combine(LINEAR, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=_common_index(operands))
 
 
 def _common_index(operands: Sequence[Operand]) -> Any:
@@ -189,7 +206,7 @@ def triangle(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """tril, triu: what is kept depends on where in the last two dims it stands."""
     reason = "which elements are kept depends on their place in the whole dim"
     labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
-    return moved(input, labels)
+    return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
 
 
 def padded(
@@ -206,5 +223,5 @@ def padded(
             labels[input.ndim - 1 - k] = Mixed(reason)
     return combine(
         op.linearity, [Term(input, tuple(labels))],
-        index=input.type.index, adds_number=bool(value),
+        index=input.type.index, adds_number=bool(value) and any(pad),
     )  # fmt: skip

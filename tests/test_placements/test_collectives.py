@@ -23,6 +23,7 @@ from placements import (
     Ragged,
     S,
     V,
+    ZigZag,
     all_gather,
     all_reduce,
     all_to_all,
@@ -85,16 +86,23 @@ ROWS: list[tuple[str, Any, Any, str, tuple[int, ...], int]] = [
     ("all_gather", S(0, Padded(1)), R, "R", (1, 2), 3),
     ("all_gather", S(0, Ragged(0, 4, 1)), R, "R", (5, 2), 3),
     ("all_gather", S(0, Folded(2, Padded(5))), I, "I", (10, 2), 2),
+    ("all_gather", S(0, ZigZag(12)), R, "R", (12, 2), 3),
+    ("all_gather", S(0, Folded(2, ZigZag(8))), I, "I", (16, 2), 2),
     ("reduce_scatter", P, S(0), "S(0)", (4, 2), 2),
+    ("reduce_scatter", P, S(1, ZigZag(8)), "S(1, ZigZag(8))", (2, 8), 2),
     ("reduce_scatter", P, S(1), "S(1, Padded(5))", (2, 5), 2),
     ("reduce_scatter", P, S(0, Ragged(0, 4, 1)), "S(0, Ragged(0, 4, 1))", (5, 2), 3),
     ("all_to_all", S(0), S(1), "S(1)", (4, 6), 2),
     ("all_to_all", S(0, Padded(5)), S(1), "S(1, Padded(5))", (5, 5), 3),
+    ("all_to_all", S(0, ZigZag(8)), S(1), "S(1)", (8, 4), 2),
+    ("all_to_all", S(0, Padded(5)), S(1, ZigZag(8)), "S(1, ZigZag(8))", (5, 8), 2),
     ("convert", I, R, "R", (3,), 2),
     ("convert", R, I, "I", (3,), 2),
     ("convert", R, S(0), "S(0, Padded(5))", (5,), 2),
     ("convert", I, S(0), "S(0, Padded(5))", (5,), 2),
     ("convert", S(0, Padded(5)), P, "P", (5,), 2),
+    ("convert", I, S(0, ZigZag(8)), "S(0, ZigZag(8))", (8,), 2),
+    ("convert", S(0, ZigZag(8)), P, "P", (8,), 2),
     ("convert", R, P, "P", (3,), 2),
     ("convert", I, P, "P", (3,), 2),
     ("redistribute", P, S(0), "S(0)", (4,), 2),
@@ -248,7 +256,7 @@ def test_on_a_mesh_of_sizes_alone_types_and_shapes_result() -> None:
     kinds = [(entry.axis, entry.kind, entry.nbytes) for entry in record.entries]
     assert kinds == [
         ("tp", "all-gather", 24),
-        ("tp", "reduce-scatter", 72),
+        ("tp", "reduce-scatter", 96),  # 9 columns for 4 ranks travel as 12
         ("tp", "all-to-all", 60),
     ]
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from placements import Folded, I, P, Padded, R, Ragged, S, V, join, split
+from placements import Folded, I, P, Padded, R, Ragged, S, V, ZigZag, join, split
 from placements.types import AxisType
 
 TYPES: list[AxisType] = [R, I, P, S(0), S(1), S(0, Padded(5)), S(1, Ragged(4, 0, 2))]
@@ -65,6 +65,22 @@ def test_folded_pieces_are_the_flattened_pieces() -> None:
         assert torch.equal(piece.reshape(-1, 2), rows)
     assert torch.equal(
         join(flat, {"tp": S(0, Folded(2, Padded(5)))}, {"tp": 2}), value.reshape(10, 2)
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_zigzag_pieces_are_the_rows_of_the_extent(ranks: int) -> None:
+    value, mesh = torch.arange(96).reshape(2, 16, 3), {"cp": ranks}
+    types = {"cp": S(1, ZigZag(16))}
+    pieces = split(value, types, mesh)
+    for rank, piece in enumerate(pieces):
+        assert torch.equal(piece, value[:, ZigZag(16).over(ranks).rows(rank)])
+    assert torch.equal(join(pieces, types, mesh), value)
+    flat = split(value.flatten(0, 1), {"cp": S(0, Folded(2, ZigZag(16)))}, mesh)
+    for piece, rows in zip(pieces, flat, strict=True):
+        assert torch.equal(piece.flatten(0, 1), rows)
+    assert torch.equal(
+        join(flat, {"cp": S(0, Folded(2, ZigZag(16)))}, mesh), value.flatten(0, 1)
     )
 
 

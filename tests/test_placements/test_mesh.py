@@ -17,6 +17,7 @@ from placements import (
     Ragged,
     S,
     V,
+    ZigZag,
     assert_type,
     current_mesh,
     reinterpret_mesh,
@@ -24,6 +25,7 @@ from placements import (
     type_of,
     typecheck,
 )
+from placements.extents import Extent
 from placements.types import AxisType
 
 DENSE = {"dp": 2, "cp": 1, "tp": 4}
@@ -119,9 +121,10 @@ def test_what_cannot_be_presented_is_refused_with_the_reason(
         assert caught.value.name == "x"
 
 
-def test_a_folded_cut_cannot_be_merged() -> None:
+@pytest.mark.parametrize("inner", [Folded(2, Even(4)), ZigZag(8)], ids=repr)
+def test_a_cut_of_several_runs_cannot_be_merged(inner: Extent) -> None:
     with set_current_mesh({"dp": 2, "tp": 2}), typecheck():
-        x = assert_type(torch.ones(4), {"dp": S(0), "tp": S(0, Folded(2, Even(4)))})
+        x = assert_type(torch.ones(4), {"dp": S(0), "tp": S(0, inner)})
         with pytest.raises(PlacementError, match="in blocks"):
             reinterpret_mesh(x, {"ep": 4})
 

@@ -22,6 +22,7 @@ from placements import (
     Shard,
     V,
     Varying,
+    ZigZag,
     assert_type,
     set_current_mesh,
     type_of,
@@ -46,6 +47,8 @@ ALL: list[AxisType] = [
     S(2, Padded(5)),
     S(1, Folded(2, Padded(5))),
     S(0, Ragged(3, 1)),
+    S(0, ZigZag(16)),
+    S(0, Folded(3, ZigZag(16))),
 ]
 
 

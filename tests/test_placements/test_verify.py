@@ -1,5 +1,6 @@
 """verify() compares values across ranks once a step, and names the first lie."""
 
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -34,9 +35,10 @@ from placements import (
     typed,
     verify,
 )
-from placements.crosscheck import Claim, Event, Log, MeshKey, first_lie
+from placements.crosscheck import first_lie
 from placements.extents import Padded
 from placements.fingerprints import Fingerprint, project
+from placements.logs import Claim, Event, Log, MeshKey
 from placements.mesh import Mesh
 from placements.testing import RankFailure, device_mesh, run_ranks
 
@@ -185,9 +187,9 @@ def test_parameters_that_drifted_apart() -> None:
 
 
 def forgotten_reduction_in_opaque_code() -> None:
-    """The region claims Replicate, but returns this rank's summand."""
+    """The region claims Replicate, but returns this rank's summand; `int` hides the rank."""
     opaque = region(
-        lambda h: h * (dist.get_rank() % 2 + 1),
+        lambda h: h * (int(dist.get_rank()) % 2 + 1),
         ins=[{"dp": R, "tp": R}],
         outs={"dp": R, "tp": R},
         grads=[{"dp": P, "tp": P}],
@@ -399,6 +401,19 @@ def raises_later() -> str:
 def test_another_error_tells_what_the_rank_did_last() -> None:
     note = run_ranks(AXES, raises_later)[0]
     assert "started 1 collectives, the last one all-reduce at test_verify.py:" in note
+
+
+def test_a_rank_that_others_do_not_meet_tells_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def timed_out(mesh: Any, log: Any) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    # The package's name `verify` is the function.
+    monkeypatch.setattr(sys.modules["placements.verify"], "from_all_ranks", timed_out)
+    with pytest.raises(RuntimeError) as caught, verify():
+        assert_type(torch.ones(2), {})
+    assert "this rank was at the exchange of logs" in caught.value.__notes__[0]
 
 
 def lies_twice() -> None:

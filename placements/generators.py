@@ -1,0 +1,125 @@
+"""Random generators across ranks: one for each rank out of a common one; their states.
+
+Ranks that were seeded alike draw alike. That is right for values that are equal on all
+ranks, and wrong for pieces of one tensor, which need numbers of their own.
+"""
+
+import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from placements import tags
+from placements.callsite import name_of
+from placements.describe import checked_mesh
+from placements.mesh import Mesh
+from placements.state import Context, current
+from placements.tensor_type import TensorType
+from placements.torch_private import unseen
+
+
+class own_generator(Context):  # noqa: N801 - reads as what it gives
+    """Inside, each rank of these axes draws random numbers of its own.
+
+    The default generators are seeded from one number of the generator outside, which is
+    equal where that is shared, and from this rank's place on `axes`. Afterwards they go
+    on where they were, so ranks that drew alike before do so again.
+
+        with own_generator("tp"):
+            h_TD = dropout(x_TD)  # x_TD is S(0) on tp
+    """
+
+    def __enter__(self) -> None:
+        places = checked_mesh().coordinate
+        own = sorted((axis, places[axis]) for axis in self.axes if axis in places)
+        self._before = current.shared_axes
+        current.shared_axes = self._before - frozenset(self.axes)
+        self._fork = ExitStack()
+        with unseen():
+            drawn = int(torch.randint(1 << 62, (), device="cpu"))
+            self._fork.enter_context(_fork())
+            key = blake2b(repr((drawn, own)).encode(), digest_size=8).digest()
+            torch.manual_seed(int.from_bytes(key, "little") >> 1)  # pyright: ignore[reportUnknownMemberType]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        current.shared_axes = self._before
+        with unseen():
+            self._fork.close()
+
+
+def _fork() -> Any:
+    """Put back the states of the CPU and of this process's device afterwards."""
+    fork = cast(Any, torch.random).fork_rng
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return fork(devices=())
+    return fork(
+        devices=(torch.accelerator.current_device_index(),), device_type=device.type
+    )
+
+
+def state_of(arguments: Iterable[Any]) -> int | None:
+    """A number for the state of the generator that a call with these arguments uses."""
+    generator: torch.Generator | None = None
+    device: torch.device | None = None
+    for arg in arguments:
+        if isinstance(arg, torch.Generator):
+            generator = arg
+        elif device is None and isinstance(arg, Tensor | torch.device):
+            device = arg.device if isinstance(arg, Tensor) else arg
+    with unseen():
+        state = _state(generator, device or torch.get_default_device())
+        return None if state is None else zlib.crc32(cast(Any, state.numpy()))
+
+
+def _state(generator: torch.Generator | None, device: torch.device) -> Tensor | None:
+    if generator is not None:
+        return generator.get_state()
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    if device.type == "meta":
+        return None  # nothing is drawn
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+class Drawing(NamedTuple):
+    """A random op that is about to run: for which value, from which state."""
+
+    known: TensorType | None  # the type of the value, if it has been said
+    name: str
+    shared: frozenset[str]
+    arguments: tuple[Any, ...]
+    state: int | None
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Drawing":
+        arguments = (*args, *kwargs.values())
+        target = next((a for a in arguments if isinstance(a, Tensor)), None)
+        known = None if target is None else tags.get(target)
+        name = None if target is None else name_of(target)
+        shared = current.shared_axes
+        return cls(known, name or "x", shared, arguments, state_of(arguments))
+
+    def happened(self) -> bool:
+        """Whether it drew; dropout(p=0) and no rows draw nothing."""
+        return self.state is not None and state_of(self.arguments) != self.state
+
+    def letters(self) -> dict[str, str]:
+        """Axis -> what the value is there, where the draw claims something."""
+        if self.known is None or self.known.fresh is not None:
+            # Fresh numbers are still open to declaration, unless they are said equal.
+            return {axis: "R" for axis in checked_mesh().axes if axis in self.shared}
+        return {axis: t.letter for axis, t in self.known.items()}
+
+    def mesh(self) -> Mesh:
+        return checked_mesh() if self.known is None else self.known.mesh

@@ -1,0 +1,119 @@
+"""What one rank logs of a step, and sends to the others to be compared.
+
+Everything here is plain data that is equal on ranks that saw the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from placements.errors import PlacementError
+from placements.fingerprints import Fingerprint
+from placements.mesh import Mesh
+from placements.tensor_type import TensorType
+from placements.types import WORDS, Shard
+
+VALUE, GRADIENT, COLLECTIVE = "value", "gradient", "collective"
+
+
+class Claim(NamedTuple):
+    """What a tensor is said to be on one axis: a letter, and the cut of a Shard."""
+
+    letter: str
+    dim: int = 0
+    sizes: tuple[int, ...] = ()  # of the pieces, as this rank has it
+    held: int = 0
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.letter == "S" else WORDS[self.letter]
+
+
+class MeshKey(NamedTuple):
+    """A mesh by value: equal on all ranks that share it."""
+
+    sizes: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> "MeshKey":
+        return cls(tuple(mesh.sizes.items()), mesh.rank_order())
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """The ranks that differ in their place on `axis` only, in that order."""
+        ranges = [range(n) for _, n in self.sizes]
+        at = [name for name, _ in self.sizes].index(axis)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in zip(self.ranks, product(*ranges), strict=True):
+            groups.setdefault((*place[:at], *place[at + 1 :]), []).append(rank)
+        return list(groups.values())
+
+
+class Event(NamedTuple):
+    """One crossing: where, of what, and what was claimed on each axis."""
+
+    kind: str
+    where: str
+    call: int
+    name: str
+    mesh: MeshKey
+    claims: Mapping[str, Claim]
+    fingerprint: Fingerprint | None = None
+    cause: str = ""  # of a gradient: the letter of the value
+
+
+class Draw(NamedTuple):
+    """Random numbers that were drawn: by which op, from which state of a generator."""
+
+    where: str
+    call: int
+    name: str  # of the tensor that they are for
+    mesh: MeshKey
+    letters: Mapping[str, str]  # what it is, on the axes of which something is claimed
+    shared: frozenset[str]  # the axes on which all ranks are said to draw alike
+    state: int
+    position: int  # how many events came before
+
+
+@dataclass
+class Log:
+    """What one rank saw of a step."""
+
+    events: list[Event] = field(default_factory=list[Event])
+    draws: list[Draw] = field(default_factory=list[Draw])
+    # Parameters that took part and got no gradient, if any parameter got one.
+    without_gradient: list[str] = field(default_factory=list[str])
+    backward_ran: bool = False
+
+    def last(self) -> str:
+        """How far this rank came."""
+        crossings = [e for e in self.events if e.kind != COLLECTIVE]
+        sent = [e for e in self.events if e.kind == COLLECTIVE]
+        last = f"{crossings[-1].where}: {crossings[-1].name}" if crossings else "none"
+        collective = f"{sent[-1].name} at {sent[-1].where}" if sent else "none"
+        return (
+            f"the last crossing on this rank was {last}; it had started {len(sent)} "
+            f"collectives, the last one {collective}"
+        )
+
+
+class Lie(NamedTuple):
+    """A claim that does not hold, and how far into the program it was made."""
+
+    position: int
+    error: PlacementError
+
+
+def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:
+    """What a type says of a tensor of this shape, where ranks can be compared."""
+    claims: dict[str, Claim] = {}
+    for axis, t in found.items():
+        if isinstance(t, Shard):
+            cuts = found.cuts(t.dim)
+            at = [cut_by for cut_by, _ in cuts].index(axis)
+            # A piece that is cut again is held by several ranks together.
+            held = cuts[at + 1][1].total if at + 1 < len(cuts) else shape[t.dim]
+            claims[axis] = Claim("S", t.dim, cuts[at][1].sizes, held)
+        elif t.letter in "RI":
+            claims[axis] = Claim(t.letter)
+    return claims

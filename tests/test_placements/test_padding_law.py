@@ -1,0 +1,57 @@
+"""Nothing that counts depends on rows of padding: the law, over every op of the table."""
+
+import pytest
+from hypothesis import given, settings
+
+from placements.op_lookup import KNOWN
+from placements.ops import OPS
+from placements.testing.cases import call_names
+from placements.testing.laws.padding import PaddedCall, check_padding, padded_calls
+
+# Without tensors among their arguments, or with rows that they all look along.
+NEVER = frozenset(
+    "zeros ones full arange linspace eye rand randn randint randperm histc".split()
+)
+# Many operands must be padded alike, or not at all: few draws are.
+SELDOM = frozenset(
+    "mode min norm cross_entropy scatter index_add index_copy index_fill index_put".split()
+)
+
+SHARE = 10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [n for n in call_names() if "empty" not in n])
+def test_nothing_that_counts_depends_on_padding(name: str) -> None:
+    accepted: list[PaddedCall] = []
+
+    def law(padded: PaddedCall) -> None:
+        if check_padding(padded) and any(padded.pads):
+            accepted.append(padded)
+
+    count = max(settings().max_examples // SHARE, 30)
+    for examples in (count, 5 * count):
+        settings(max_examples=examples)(given(padded_calls(name=name))(law))()
+        if accepted:
+            break
+    plain = name if name.endswith("__") else name.removesuffix("_")
+    assert accepted or plain in NEVER | SELDOM
+    assert not accepted or plain not in NEVER
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that makes something of zero, called linear, must not pass."""
+    monkeypatch.setitem(OPS, "exp", OPS["neg"])
+    KNOWN.clear()
+
+    @settings(max_examples=200, database=None)
+    @given(padded_calls(name="exp"))
+    def law(padded: PaddedCall) -> None:
+        check_padding(padded)
+
+    try:
+        with pytest.raises(AssertionError, match="exp"):
+            law()
+    finally:
+        KNOWN.clear()
