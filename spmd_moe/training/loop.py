@@ -1,0 +1,133 @@
+"""What a rank of a training run does, from joining the others to the summary."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from placements import typecheck, verify
+from spmd_moe.cli.degrees import print_parallel
+from spmd_moe.training import checkpoints, manifest
+from spmd_moe.training.job import Job
+from spmd_moe.training.losses import (
+    Loss,
+    LossLog,
+    check_equal,
+    largest_difference,
+    plot_losses,
+)
+from spmd_moe.training.trainer import Trainer, one_device
+from spmd_moe.training.world import World, joined, meshes_of, wait_for_all
+
+
+def train(job: Job, world: World, console: Console) -> None:
+    """Train on this rank; rank 0 says how it went."""
+    with joined(world, job.timeout):
+        trainer = Trainer(job.recipe, job.parallel, *meshes_of(job.parallel))
+        compares = job.compare is not None and world.rank == 0
+        twin = one_device(job.recipe) if compares else None
+        start = _resume(job, trainer, twin)
+        path = Path(job.log) if job.log is not None and world.rank == 0 else None
+        with LossLog(path, start) as log, _progress(job, world, console, start) as show:
+            began = time.monotonic()
+            for step in range(start + 1, job.steps + 1):
+                loss = trainer.step(step, _checking(job, step, start))
+                beside = None if twin is None else twin.step(step, nullcontext())
+                log.add(Loss(step, loss, beside))
+                show(loss)
+                if job.directory is not None and _is_due(job, step):
+                    mesh = print_parallel(job.parallel)
+                    checkpoints.save(trainer, job.directory, step, mesh=mesh, keep=job.keep)
+            seconds = time.monotonic() - began
+        if world.rank == 0:
+            console.print(_summary(job, trainer, log.losses, start, seconds))
+        wait_for_all()  # nobody leaves while another rank still receives
+    if job.compare is not None and world.rank == 0:
+        plot_losses(log.losses, Path(job.compare), print_parallel(job.parallel))
+        check_equal(log.losses, job.recipe.dtype)
+
+
+def _resume(job: Job, trainer: Trainer, twin: Trainer | None) -> int:
+    """Load what is to be resumed; the steps that it has behind it."""
+    if job.resume is None:
+        return 0
+    path = Path(job.resume)
+    step = manifest.step_of(path)
+    checkpoints.load(trainer, path, step)
+    if twin is not None:
+        checkpoints.load(twin, path, step, alone=True)
+    return step
+
+
+def _checking(job: Job, step: int, start: int) -> AbstractContextManager[Any]:
+    if job.verify_every and step % job.verify_every == 0:
+        return verify()
+    return typecheck() if step == start + 1 else nullcontext()
+
+
+def _is_due(job: Job, step: int) -> bool:
+    return step == job.steps or (job.save_every > 0 and step % job.save_every == 0)
+
+
+@contextmanager
+def _progress(
+    job: Job, world: World, console: Console, start: int
+) -> Generator[Callable[[float], None]]:
+    """A bar on rank 0 of a terminal; called with the loss of each step."""
+    if world.rank != 0 or not console.is_terminal:
+        yield lambda loss: None
+        return
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=job.steps, completed=start, loss=float("nan"))
+        yield lambda loss: progress.update(task, advance=1, loss=loss)
+
+
+def _summary(
+    job: Job, trainer: Trainer, losses: list[Loss], start: int, seconds: float
+) -> Table:
+    recipe, done = job.recipe, job.steps - start
+    checked = f"types at step {start + 1}"
+    if job.verify_every:
+        times = job.steps // job.verify_every - start // job.verify_every
+        checked += f", types and values every {job.verify_every} steps ({times} times)"
+    rows = {
+        "mesh": print_parallel(job.parallel),
+        "processes": str(job.parallel.num_ranks),
+        "model": f"{trainer.num_parameters():,} parameters, {recipe.dtype}",
+        "steps": f"{start + 1} to {job.steps}",
+        "loss": f"{losses[-done].loss:.6f} -> {losses[-1].loss:.6f}",
+        "time": f"{seconds:.1f} s, {done * recipe.batch * recipe.seq_len / seconds:,.0f} "
+        "tokens per second",
+        "checked": checked,
+    }
+    if job.directory is not None:
+        rows["checkpoint"] = str(job.directory / manifest.name_of(job.steps))
+    if job.log is not None:
+        rows["losses"] = job.log
+    if job.compare is not None:
+        worst, at = largest_difference(losses)
+        rows["one device"] = f"largest relative difference {worst:.1e}, at step {at}"
+        rows["plot"] = job.compare
+    table = Table(show_header=False, title="Trained", title_justify="left")
+    for name, said in rows.items():
+        table.add_row(name, Text(said))
+    return table

@@ -1,0 +1,93 @@
+"""One step of training: the same code on a mesh and on one device."""
+
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from placements import (
+    Mesh,
+    Shard,
+    assert_type,
+    clip_grad_norm_,
+    reduce_gradients,
+    set_current_mesh,
+    split,
+)
+from placements.parameters import trained_parameters
+from spmd_moe.balance import update_expert_bias
+from spmd_moe.config import Parallel
+from spmd_moe.initialise import Types
+from spmd_moe.training.language_model import LanguageModel
+from spmd_moe.training.recipe import DTYPES, Recipe
+from spmd_moe.training.text import batch_of
+
+MAX_NORM = 1.0
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, each of the type of its parameter
+
+
+class Trainer:
+    """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks."""
+
+    def __init__(
+        self, recipe: Recipe, parallel: Parallel, dense: Mesh, sparse: Mesh
+    ) -> None:
+        self.recipe, self.meshes = recipe, (dense, sparse)
+        with set_current_mesh(dense):
+            self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
+        self.set_step(0)
+
+    def set_step(self, step: int) -> None:
+        """The optimizer as it is after `step` steps, but for its moments."""
+        for parameter in self.model.parameters():
+            state = self.optimizer.state[parameter]
+            state["step"] = torch.tensor(float(step))
+            for moment in MOMENTS:
+                state.setdefault(moment, torch.zeros_like(parameter))
+
+    def step(self, number: int, checking: AbstractContextManager[Any]) -> float:
+        """The loss of the batch of step `number`, before the step.
+
+        Forward, backward and the sums over ranks run under `checking`; an optimizer keeps
+        tensors without a type, so its step does not.
+        """
+        model, (dense, _) = self.model, self.meshes
+        self.optimizer.zero_grad()
+        with set_current_mesh(dense):
+            ids_BL, targets_BL = (self._piece(ids) for ids in batch_of(self.recipe, number))
+            with checking:
+                assert_type(ids_BL, model.ids)
+                assert_type(targets_BL, model.ids)
+                loss = model.loss(model(ids_BL), targets_BL)
+                cast(Any, loss).backward()
+                reduce_gradients(model, meshes=self.meshes)
+                update_expert_bias(model)
+            clip_grad_norm_(model, MAX_NORM, meshes=self.meshes)
+            cast(Any, self.optimizer).step()
+        return loss.item()
+
+    def _piece(self, ids_BL: Tensor) -> Tensor:
+        """What this rank holds of a global batch."""
+        dense, _ = self.meshes
+        here = dense.coordinates().index(dense.coordinate)
+        return split(ids_BL, _bare(self.model.ids), dense)[here]
+
+    def num_parameters(self) -> int:
+        """Of the global model."""
+        held = trained_parameters("num_parameters", self.model, self.meshes)
+        shapes = [one.type.global_shape(tuple(one.tensor.shape)) for one in held]
+        return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def _bare(types: Types) -> Types:
+    """Without extents, which are those of this rank's run and not of all ranks'."""
+    return {a: Shard(t.dim) if isinstance(t, Shard) else t for a, t in types.items()}
+
+
+def one_device(recipe: Recipe) -> Trainer:
+    """The same training without ranks: what every mesh is compared with."""
+    alone = Parallel()
+    dense, sparse = Mesh(alone.dense_mesh()), Mesh(alone.sparse_mesh())
+    return Trainer(recipe, alone, dense, sparse)

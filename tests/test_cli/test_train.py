@@ -1,0 +1,147 @@
+"""`spmd-moe train` on one process: runs, resumes, compares; bad input is one line."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from spmd_moe.cli.main import main
+from spmd_moe.training.losses import read_losses
+
+SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --num-experts 4 --seq-len 6 --batch 4".split()
+
+
+@pytest.fixture(autouse=True)
+def in_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_run_its_files_and_its_continuation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ["train", *SMALL, "--steps", "6", "--log", "whole.jsonl"]
+    assert main([*whole, "--compare", "plot.png", "--verify", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "largest relative difference 0.0e+00" in out and "every 3 steps (2 times)" in out
+    assert max(map(len, out.splitlines())) <= 100 and "\x1b" not in out
+    assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
+    assert all(loss.difference == 0 for loss in read_losses(Path("whole.jsonl")))
+
+    run = ["train", "--checkpoint", "run", "--save-every", "2"]
+    assert main([*run, *SMALL, "--steps", "4"]) == 0
+    assert sorted(os.listdir("run")) == ["losses.jsonl", "step-00000002", "step-00000004"]
+    # sizes come from the checkpoint
+    assert main([*run, "--resume", "--steps", "6", "--compare"]) == 0
+    assert Path("losses.png").is_file()
+    found, expected = (
+        read_losses(Path("run/losses.jsonl")),
+        read_losses(Path("whole.jsonl")),
+    )
+    assert [loss.step for loss in found] == [1, 2, 3, 4, 5, 6]
+    assert [x.loss for x in found] == pytest.approx([x.loss for x in expected], rel=1e-12)
+
+
+def test_float32_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "--steps", "2", "--dtype", "float32"]) == 0
+    assert "float32" in capsys.readouterr().out
+
+
+# what is given -> what is said
+BAD_INPUT = {
+    "--mesh tp=4": "heads (2) must be divisible by tp (4)",
+    "--mesh dp=3": "batch (4) must be divisible by dp (3)",
+    "--mesh dp=8,ep=8 --batch 8": "num_experts (4) must be divisible by ep (8)",
+    "--mesh tp=2,ep=3": "ep (3) must divide dp * cp * tp (2)",
+    "--mesh xp=3": "'xp' is no axis; write it as dp=2",
+    "--mesh tp=2 --processes 4": "tp=2 is for 2 (dp * cp * tp) processes, but --processes is 4",
+    "--top-k 9": "top_k (9) must be at most num_experts (4)",
+    "--dim 9": "dim (9) must be divisible by heads (2)",
+    "--dtype int8": "dtype ('int8') must be one of float64, float32",
+    "--lr 0": "lr (0.0) must be a number above 0",
+    "--seq-len 100000": "must be below",
+    "--steps 0": "--steps is 0; give at least 1",
+    "--keep 0": "--keep is 0; give at least 1",
+    "--verify -1": "--verify is -1; give at least 0",
+    "--timeout 0": "--timeout is 0.0; give seconds",
+    "--resume": "--resume needs --checkpoint DIR",
+    "--resume --checkpoint nothing": "nothing has no complete checkpoint: start without --resume",
+    "--checkpoint file/below": "--checkpoint: cannot write in file/below (Not a directory)",
+    "--checkpoint file": "--checkpoint: cannot write in file (File exists)",
+    "--log /proc/losses.jsonl": "--log: cannot write in /proc",
+    "--compare /proc/plot.png": "--compare: cannot write in /proc",
+}
+
+
+@pytest.mark.parametrize("given", BAD_INPUT)
+def test_bad_input_is_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    arguments = ["train", *SMALL, *given.split()]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("spmd-moe train: ") and err.count("\n") == 1
+    assert BAD_INPUT[given] in err
+    with pytest.raises(Exception, match=r"\w"):
+        main([*arguments, "--debug"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["train", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+def test_checkpoints_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ("--checkpoint", "run")
+    assert main(["train", *SMALL, *run, "--steps", "2"]) == 0
+    last = Path("run/step-00000002")
+    said = refused(capsys, *run)
+    assert "run has a run in it (step-00000002): continue it with --resume" in said
+    said = refused(capsys, *run, "--resume", "--steps", "2")
+    assert "has 2 steps behind it; give more by --steps" in said
+    said = refused(capsys, *run, "--resume", "--dim", "16")
+    assert "was trained with --dim 8, not 16: leave the option out" in said
+    said = refused(capsys, *run, "--resume", "--mesh", "dp=8,ep=8")
+    assert "num_experts (4) must be divisible by ep (8)" in said
+    shard = last / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    said = refused(capsys, *run, "--resume")
+    assert "is damaged: __0_0.distcp has" in said and "remove run/step-00000002" in said
+    (last / ".metadata").unlink()
+    assert ".metadata is missing" in refused(capsys, *run, "--resume")
+    (last / "manifest.json").write_text(json.dumps({"format": "other"}))
+    assert "another program or version" in refused(capsys, *run, "--resume")
+    (last / "manifest.json").unlink()
+    assert "it has no manifest.json" in refused(capsys, *run, "--resume")
+    last.rename(last.with_name(".unfinished-step-00000002"))
+    assert "no complete checkpoint" in refused(capsys, *run, "--resume")
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"--port {port} cannot be used" in refused(capsys, "--port", port)
+
+
+def test_a_job_of_another_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert "processes, but this job has 4" in refused(capsys, "--mesh", "tp=2")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert main(["train", "--mesh", "tp=2"]) == 2
+    assert capsys.readouterr().err == ""  # rank 0 says it
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    assert "spmd-moe train --mesh dp=2,tp=2,ep=2,sp=on" in out and "torchrun" in out
