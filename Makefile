@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 run: $(READY)
-	$(BIN)/python -m placements demo
+	$(BIN)/spmd-moe check
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -36,6 +36,7 @@ docs: $(READY)
 	$(BIN)/python -m placements rules --markdown > docs/rules.md
 	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
 	$(BIN)/python -c 'from spmd_moe import layouts; print(layouts.markdown(), end="")' > docs/layouts.md
+	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -38,13 +38,37 @@ def test_the_rules_command_prints_every_op_and_reason() -> None:
             assert all(cell.replace("|", "\\|") in out for cell in row)
 
 
-def test_readme_shows_the_output_of_the_demo() -> None:
+def without_digits(text: str) -> list[str]:
+    """Lines without what may differ by processor or edit: last digits, line numbers."""
+    masked = re.sub(r"\de-\d\d|\.py:\d+", "_", text)
+    return [line.rstrip() for line in masked.splitlines() if line.strip()]
+
+
+def test_readme_shows_the_output_of_make_run() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "spmd_moe", "check"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    readme = without_digits((ROOT / "README.md").read_text())
+    start = readme.index(without_digits(shown)[0])
+    lines = without_digits(shown)
+    assert readme[start : start + len(lines)] == lines
+
+
+def test_the_demo_shows_the_right_and_the_refused_program() -> None:
     console = Console(file=io.StringIO(), width=100)
     assert demo.run(console) == 0
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    readme = (ROOT / "README.md").read_text()
-    for line in filter(str.strip, shown.splitlines()):
-        assert line.rstrip() in readme
+    assert "convert(x_TD, 'tp', src=I, dst=R)" in shown
+    assert "x_TD is Invariant on axis 'tp', expected Replicate" in shown
+
+
+def test_bugs_page_is_generated_by_running_them() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "spmd_moe", "bugs", "--markdown"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert (ROOT / "docs" / "bugs.md").read_text() == shown, "run: make docs"
 
 
 def code_blocks(page: Path) -> list[str]:

@@ -1,10 +1,28 @@
-"""Tools to test distributed modules: ranks without a cluster."""
+"""Tools to test distributed modules: ranks without a cluster.
 
-from placements.testing import laws as laws
-from placements.testing import strategies as strategies
+What draws its cases needs hypothesis, which is imported when one of those names is used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from placements.testing.adjoint import check_adjoint as check_adjoint
-from placements.testing.equivalence import assert_spmd_equivalent as assert_spmd_equivalent
 from placements.testing.failures import RankFailure as RankFailure
 from placements.testing.ranks import device_mesh as device_mesh
 from placements.testing.ranks import run_ranks as run_ranks
 from placements.testing.spmd_case import check_spmd_case as check_spmd_case
+
+if TYPE_CHECKING:
+    from placements.testing import laws as laws
+    from placements.testing import strategies as strategies
+    from placements.testing.equivalence import (
+        assert_spmd_equivalent as assert_spmd_equivalent,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("laws", "strategies"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "assert_spmd_equivalent":
+        return importlib.import_module(f"{__name__}.equivalence").assert_spmd_equivalent
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

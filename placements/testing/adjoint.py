@@ -16,8 +16,8 @@ from torch import Tensor
 from placements.duals import dual
 from placements.meaning import split
 from placements.mesh import Mesh, set_current_mesh
+from placements.testing.draws import seeded
 from placements.testing.ranks import device_mesh, run_ranks
-from placements.testing.strategies import seeded
 from placements.types import AxisType, Partial, TypesLike, as_axis_type
 
 STEP = 1e-5

@@ -7,12 +7,12 @@ into drawn summands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from placements.extents import Extent, Padded, Ragged, fold
+from placements.extents import Extent, Padded, Ragged, ZigZag, fold
 from placements.meaning import join, take_piece
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType, make
@@ -24,20 +24,22 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A way to cut a dim of any size: like torch.chunk, by weights, or in blocks.
+    """A way to cut a dim of any size: like torch.chunk, by weights, in blocks, zig-zag.
 
     `weights` by rank; none is like torch.chunk. `blocks` > 1: so many blocks, each cut
-    alike (`Folded`), where the size is a multiple of it.
+    alike (`Folded`), where the size is a multiple of it. `zigzag` where it divides.
     """
 
     weights: tuple[int, ...] = ()
     blocks: int = 1
+    zigzag: bool = False
 
     def extent(self, size: int, ranks: int) -> Extent:
         if self.blocks > 1 and size and size % self.blocks == 0:
-            return fold(
-                self.blocks, Pattern(self.weights).extent(size // self.blocks, ranks)
-            )
+            block = replace(self, blocks=1)
+            return fold(self.blocks, block.extent(size // self.blocks, ranks))
+        if self.zigzag and size % (2 * ranks) == 0:
+            return ZigZag(size).over(ranks)
         if sum(self.weights[:ranks]) == 0:
             return Padded(size).over(ranks)
         whole = (*self.weights, *(0,) * ranks)[:ranks]
@@ -47,6 +49,7 @@ class Pattern:
 
 
 CHUNKS = Pattern()
+ZIGZAG = Pattern(zigzag=True)
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,19 @@ def _summands(
 ) -> dict[Place, Tensor]:
     parts = Mesh({axis: mesh.sizes[axis] for axis in mesh.sizes if axis in axes})
     first, *others = places(parts)
-    drawn = {place: _like(value, generator) for place in others}
-    return {first: value - sum(drawn.values()) if drawn else value, **drawn}
+    drawn: dict[Place, Tensor] = {}
+    left = value
+    for place in others:
+        drawn[place] = _summand(left, generator)
+        left = left - drawn[place]
+    return {first: left, **drawn}
 
 
-def _like(value: Tensor, generator: torch.Generator) -> Tensor:
+def _summand(value: Tensor, generator: torch.Generator) -> Tensor:
+    """One of two parts of a value; of a count, or an id, the parts are such numbers too."""
+    if not value.dtype.is_floating_point and bool((value >= 0).all()):
+        share = torch.rand(value.shape, generator=generator)
+        return (share * (value + 1)).to(value.dtype)
     return torch.randint(-3, 4, value.shape, generator=generator).to(value.dtype)
 
 

@@ -29,6 +29,7 @@ from placements.testing.lockstep import Lockstep
 from placements.testing.process_pool import run_on_processes
 from placements.testing.sim_backend import SimGroup
 from placements.testing.sim_calls import Simulation
+from placements.torch_private import unseen
 
 # Private parts of torch that the simulator stands on, all in one place.
 _c10d = cast(Any, dist.distributed_c10d)
@@ -126,9 +127,10 @@ def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
             raise ValueError(f"axes {wanted} do not make up {size} ranks")
         # All ranks or none: a mesh that only some ranks have would spoil later calls.
         _c10d.barrier()
-        _here.meshes[key] = init_device_mesh(
-            "cpu", tuple(wanted.values()), mesh_dim_names=tuple(wanted)
-        )
+        with unseen():  # inside typecheck() the mesh's own tensors have no type
+            _here.meshes[key] = init_device_mesh(
+                "cpu", tuple(wanted.values()), mesh_dim_names=tuple(wanted)
+            )
     return _here.meshes[key]
 
 

@@ -19,10 +19,10 @@ from placements.meaning import split
 from placements.mesh import Mesh, as_mesh, set_current_mesh
 from placements.propagate import typecheck
 from placements.tensor_type import TensorType, declared, make
+from placements.testing.draws import numbers, seeded
 from placements.testing.failures import RankFailure
 from placements.testing.placed import join_ranks, part_of
 from placements.testing.ranks import device_mesh, run_ranks
-from placements.testing.strategies import numbers, seeded
 from placements.types import AxisType, Shard, TypesLike, as_axis_type
 
 Placed = tuple[Tensor, TypesLike]
@@ -144,7 +144,7 @@ def _declared(
     name: str, value: Tensor, types: TypesLike, mesh: Mesh, rank: int, seed: int
 ) -> Tensor:
     with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-        types = _with_totals(value, types)
+        types = _with_totals(value, types, mesh)
         shape = tuple(split(value, types, mesh.seen_from({}))[rank].shape)
         t = declared(mesh, types, shape)
         local = part_of(value, t, seeded(seed, "part", name))
@@ -152,10 +152,12 @@ def _declared(
     return assert_type(local, t)
 
 
-def _with_totals(value: Tensor, types: TypesLike) -> dict[str, AxisType]:
+def _with_totals(value: Tensor, types: TypesLike, mesh: Mesh) -> dict[str, AxisType]:
     """Shards without an extent are cut like torch.chunk, as `split` does."""
     whole: dict[str, AxisType] = {}
     for axis, like in types.items():
+        if mesh.sizes.get(axis) == 1:  # it cuts nothing, so it is no outer cut either
+            continue
         t = as_axis_type(like)
         if isinstance(t, Shard) and t.extent is None:
             dim = t.dim % value.dim()

@@ -12,10 +12,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.extents import Even, Extent, Folded, Padded, Ragged
+from placements.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType
-from placements.testing.placed import CHUNKS, Cut, Layout, Pattern, split_ranks
+from placements.testing.draws import numbers as numbers
+from placements.testing.draws import seeded as seeded
+from placements.testing.placed import CHUNKS, ZIGZAG, Cut, Layout, Pattern, split_ranks
+from placements.testing.routings import routings as routings
 from placements.types import AxisType, I, Invariant, P, R, Shard, V
 
 T = TypeVar("T")
@@ -76,6 +79,8 @@ def extents(draw: st.DrawFn, *, total: int, ranks: int) -> Extent:
     if total % ranks == 0:
         kinds.insert(0, lambda: Even(total).over(ranks))
     kinds.append(lambda: Ragged(*draw(_sizes(total, ranks))).over(ranks))
+    if total % (2 * ranks) == 0:
+        kinds.append(lambda: ZigZag(total).over(ranks))
     outers = [k for k in range(2, total + 1) if total % k == 0]
     if outers:
         kinds.append(lambda: draw(_folded(total, ranks, outers)))
@@ -109,7 +114,7 @@ def patterns(*, ranks: int) -> st.SearchStrategy[Pattern]:
     return st.one_of(
         st.just(CHUNKS),
         weights.map(lambda w: Pattern(w)),
-        st.builds(Pattern, st.just(()), st.sampled_from([2, 3])),
+        st.sampled_from([Pattern((), 2), Pattern((), 3), ZIGZAG, Pattern((), 2, True)]),
     )
 
 
@@ -133,6 +138,8 @@ def layouts(
     for axis in mesh.axes:
         guess = (likely or {}).get(axis)
         pattern = guess.pattern if isinstance(guess, Cut) else CHUNKS
+        if "S" in letters and draw(st.integers(0, 7)) == 7:  # operands cut in other ways
+            pattern = draw(patterns(ranks=mesh.sizes[axis]))
         free: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
         cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
         free += cuts
@@ -153,6 +160,8 @@ def layouts(
 def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
     """For each axis a type that many operands of one op should have."""
     likely: dict[str, AxisType | Cut] = {}
+    if len(mesh.axes) > 1 and draw(st.integers(0, 7)) == 7:  # several cuts of one dim
+        return dict.fromkeys(mesh.axes, Cut(draw(st.sampled_from([0, -1]))))
     for axis in mesh.axes:
         pattern = draw(patterns(ranks=mesh.sizes[axis]))
         cuts = [Cut(0, pattern), Cut(-1, pattern)]  # rows stand first, features last
@@ -175,22 +184,6 @@ class PlacedTensor:
             f"PlacedTensor({self.mesh!r}, shape={self.shape}, {dict(self.layout.axes)}, "
             f"locals={list(self.locals)})"
         )
-
-
-def numbers(
-    shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Small integers, as that dtype."""
-    low, high = (0, 2) if dtype is torch.bool else (-3, 4)
-    return torch.randint(low, high, tuple(shape), generator=generator).to(dtype)
-
-
-def seeded(*parts: object) -> torch.Generator:
-    """A generator whose state depends on the parts alone."""
-    seed = 0
-    for byte in repr(parts).encode():
-        seed = (seed * 257 + byte) % (2**61 - 1)
-    return torch.Generator().manual_seed(seed)
 
 
 def seeds() -> st.SearchStrategy[int]:

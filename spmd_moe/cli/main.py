@@ -7,6 +7,7 @@ without a traceback unless `--debug` asks for it.
 import argparse
 import importlib
 import sys
+from typing import NoReturn
 
 from placements import PlacementError
 from spmd_moe.cli.terminal import BadInput, make_console
@@ -19,9 +20,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="spmd-moe", description=__doc__)
+    parser = _Parser(
+        prog="spmd-moe",
+        description="Check a Mixture-of-Experts layer for a mesh, train with it, and see "
+        "which published bugs its types refuse.",
+        epilog="exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (module, about) in COMMANDS.items():
         command = commands.add_parser(

@@ -1,0 +1,100 @@
+"""`spmd-moe bugs`: published bugs, what refuses them here, and what the peers say."""
+
+import argparse
+import inspect
+import json
+import textwrap
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.syntax import Syntax
+from rich.table import Table
+
+from spmd_moe.bugs.catalogue import BUGS
+from spmd_moe.bugs.findings import Finding, find_all, markdown, summary
+from spmd_moe.bugs.kinds import KINDS
+from spmd_moe.bugs.measure import measure
+from spmd_moe.bugs.record import Bug
+from spmd_moe.cli.terminal import BadInput
+
+EXAMPLES = """examples:
+  spmd-moe bugs                 the table, measured now: every program is run
+  spmd-moe bugs --show B35      both programs and the whole error
+  spmd-moe bugs --json          the same findings for a machine
+  spmd-moe bugs --markdown      the text of docs/bugs.md
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--show", metavar="ID", help="both programs of a bug, and the error"
+    )
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument("--json", action="store_true", help="findings as JSON")
+    shapes.add_argument("--markdown", action="store_true", help="the text of docs/bugs.md")
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    if args.show is not None:
+        return _show(args.show, console)
+    shown = track(
+        BUGS,
+        "running the programs",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    findings = find_all(shown)
+    if args.json:
+        print(json.dumps([finding.as_json() for finding in findings], indent=1))
+    elif args.markdown:
+        print(markdown(findings), end="")
+    else:
+        console.print(_table(findings))
+        for line in summary(findings):
+            console.print(line, highlight=False)
+    return 0 if all(finding.as_expected for finding in findings) else 1
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(title="Published bugs, and what refuses them", show_lines=False)
+    for head in ("bug", "project", "kind", "refused by", "the error"):
+        table.add_column(head, overflow="fold", no_wrap=head == "bug")
+    for finding in findings:
+        bug = finding.bug
+        table.add_row(bug.id, bug.project, bug.kind, finding.by, finding.headline)
+    return table
+
+
+def _show(wanted: str, console: Console) -> int:
+    bug = next((one for one in BUGS if one.id == wanted.upper()), None)
+    if bug is None:
+        known = ", ".join(one.id for one in BUGS)
+        raise BadInput(f"--show {wanted}: no such bug; choose one of {known}")
+    verdict = measure(bug)
+    console.print(f"[bold]{bug.id}[/] {bug.project}: {bug.title}", highlight=False)
+    console.print(f"{bug.kind}, {KINDS[bug.kind]}; on {_mesh(bug)}\n", highlight=False)
+    for name in ("wrong", "kit", "right"):
+        if bug.program(name) is not None:
+            _print_program(bug, name, console)
+    if verdict.error is not None:
+        console.print(f"[bold]refused by {verdict.by}[/]", highlight=False)
+        console.print(str(verdict.error), markup=False, highlight=False)
+    if verdict.right_failed is not None:
+        console.print("the right program FAILED:", highlight=False)
+        console.print(str(verdict.right_failed), markup=False, highlight=False)
+        return 1
+    console.print("the right program passes, and equals one device", highlight=False)
+    return 0
+
+
+def _print_program(bug: Bug, name: str, console: Console) -> None:
+    program: Any = bug.program(name)
+    source = textwrap.dedent(inspect.getsource(program)).replace("@staticmethod\n", "", 1)
+    console.print(Syntax(source, "python", background_color="default"))
+
+
+def _mesh(bug: Bug) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in bug.mesh.items())
