@@ -4,6 +4,7 @@ The wrong program is tried under `typecheck()`, then under `verify()`, then by t
 first that refuses is the answer. The right one must pass both modes and equal one device.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,11 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        """The first line of the error."""
-        error = self.error
-        if error is None:
+        """The first line of the error, without the place in the file."""
+        if self.error is None:
             return ""
-        return str(error).strip().split("\n")[0] or type(error).__name__
+        line = str(self.error).strip().partition("\n")[0] or type(self.error).__name__
+        return re.sub(r" at [\w./<>-]+:\d+", "", line)
 
 
 def measure(bug: Bug) -> Verdict:

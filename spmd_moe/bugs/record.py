@@ -10,8 +10,8 @@ can print them as they stand:
                    testing kit that refuses the bug (it raises)
 
 `wrong` and `right` run inside `set_current_mesh` and `typecheck()` (or `verify()`), on
-every rank of `mesh`. Optional `spmd_types_local(s)`, `spmd_types_global(s)` and `dtensor()`
-are the wrong program in the words of the peers.
+every rank of `mesh`. Optional `wrong_for_peers()` and `right_for_peers()` are the programs
+in words that the peers have too, for those that need more (see `peers.py`).
 """
 
 from collections.abc import Callable, Mapping
