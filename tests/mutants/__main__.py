@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.mutants.equivalent import why_equivalent
-from tests.mutants.tables import Mutant, mutants
+from tests.mutants.mutant import Mutant
+from tests.mutants.tables import mutants
 from tests.mutants.verdicts import Verdict, try_mutant
 
 

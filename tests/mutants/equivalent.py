@@ -4,19 +4,21 @@ ONE_OPERAND = (
     "the op has one value operand: linear in all of them together and linear in each "
     "alone are the same, and no number is added"
 )
-NO_RULE = "the flow carries the cuts over by itself and asks no rule: nothing reads this"
-NO_VALUES = "no operand carries values that could be pending a sum: nothing reads this"
 OTHER_WORDS = (
     "a later row refuses the same operands for the same kind of reason; only the "
     "sentence in the error differs"
 )
-ONLY_CONTRACTED = (
-    "the ids are a control, so the one value is the sum over the cut dim itself, and a "
-    "contraction of a non-linear op is taken as multilinear anyway"
+SCATTERED = (
+    "pieces that end nowhere in the result are Varying anyway; only an index that is cut "
+    "over the same axis and broadcast with a mask would tell, and as many rows as the mask "
+    "selects such an index has by chance of the data alone"
 )
 
-NOT_READ = "the flow has the sum over a cut dim written out: nothing reads this column"
-DRAWS_DECIDE = "the table DRAWS alone decides what a drawn sample is: nothing reads this"
+OTHER_TOTALS = (
+    "an outer cut counts all rows and an inner one those of a run, so axes that cut in "
+    "another order have other extents on some rank, and are refused there for these"
+)
+NO_DIM = "a row of draws cannot say along which dim: it is refused still, in other words"
 
 _REFUSED_TWICE = (
     "rules | 3 linear, has P, only VSRP | dropped",
@@ -30,28 +32,15 @@ _ONE_OPERAND = (
     "along a dim: roll", "gathers: gather", "gathers: take_along_dim",
     "gathers: index_select", "gathers: embedding", "gathers: masked_select",
     "views: narrow", "views: select", "views: unbind", "views: split ...",
-    "views: tril ...",
+    "views: tril ...", "counting: bincount ...", "norms and losses: nll_loss",
 )  # fmt: skip
-_NO_RULE = (
-    "views: view ...", "views: view_as ...", "views: flatten", "views: ravel",
-    "views: unflatten",
-)  # fmt: skip
-_NO_VALUES = ("factories: zeros ...", "factories: empty ...", "factories: arange ...",
-              "random: rand_like ...", "random: rand ...")  # fmt: skip
-
 # the beginning of a mutant's name -> why no law can tell it from the original
 EQUIVALENT: dict[str, str] = {
     **dict.fromkeys(_REFUSED_TWICE, OTHER_WORDS),
     **{f"ops | {row} | linear -> multilinear": ONE_OPERAND for row in _ONE_OPERAND},
-    "ops | counting: bincount ... | non-linear -> ": ONLY_CONTRACTED,
-    "ops | counting: bincount ... | cut dim: ": NOT_READ,
-    "ops | random: bernoulli ... | non-linear -> ": DRAWS_DECIDE,
-    **{f"ops | {row} | linear -> ": NO_RULE for row in _NO_RULE},
-    **{
-        f"ops | {row} | {old} -> ": NO_VALUES
-        for row in _NO_VALUES
-        for old in ("linear" if row.startswith("factories") else "non-linear",)
-    },
+    "dims | infer._join_axis | Scattered keeps its letter": SCATTERED,
+    "dims | infer._in_order | other order: not checked": OTHER_TOTALS,
+    "draws | V, shared generator | refused -> S": NO_DIM,
 }
 
 

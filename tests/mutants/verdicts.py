@@ -12,8 +12,9 @@ import torch
 
 from tests.mutants.equivalent import why_equivalent
 from tests.mutants.killers import Killer, first_failure, patient
+from tests.mutants.mutant import Mutant
 from tests.mutants.patches import changed
-from tests.mutants.tables import Mutant, mutants
+from tests.mutants.tables import mutants
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,6 @@
 from collections.abc import Iterator
 from itertools import combinations_with_replacement, permutations, product
 
-import pytest
-from hypothesis import HealthCheck, find, settings
-from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
-
-from placements.ops import OPS, SUM
 from placements.rules import (
     LINEAR,
     MULTILINEAR,
@@ -17,8 +11,7 @@ from placements.rules import (
     RULES,
     join,
 )
-from placements.testing.cases import calls
-from placements.testing.laws.tight import Cell, is_refuted, is_refuted_along
+from placements.testing.laws.tight import Cell, is_refuted, right_types
 
 LINEARITIES = (LINEAR, MULTILINEAR, NONLINEAR)
 
@@ -70,47 +63,32 @@ def test_every_refusal_says_why_it_is_one() -> None:
             assert rule.kind in ("unsound", "policy"), rule
 
 
-def test_every_unsound_cell_has_values_that_no_type_fits() -> None:
+def few_operands() -> Iterator[Cell]:
+    """Cells of up to three operands: enough to show every row."""
+    return (cell for cell in cells() if len(cell.letters) <= 3)
+
+
+def test_every_refused_cell_has_values_that_no_type_fits() -> None:
     too_strict = [
         cell
-        for cell in cells("RVSP")
+        for cell in few_operands()
         if join(cell.linearity, cell.values, cell.controls).gives is None
-        and join(cell.linearity, cell.values, cell.controls).kind == "unsound"
         and not is_refuted(cell)
     ]
     assert too_strict == []
 
 
-def test_accepted_cells_are_not_refuted() -> None:
-    """The search must not refute what holds, or it would prove anything."""
-    for cell in cells("RSP"):
-        if join(cell.linearity, cell.values, cell.controls).gives is not None:
-            assert not is_refuted(cell), cell
+def test_the_type_that_a_cell_gives_is_right() -> None:
+    for cell in few_operands():
+        gives = join(cell.linearity, cell.values, cell.controls).gives
+        if gives is None:
+            continue
+        # Varying operands are drawn as pieces, so the result is one, forgotten.
+        gives = "S" if gives == "V" else gives
+        assert all(gives in right_types(cell, seed) for seed in range(3)), cell
 
 
-ALONG = [
-    name
-    for name, op in OPS.items()
-    if op.along and op.along != SUM and op.group in ("reductions", "along a dim")
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ALONG)
-def test_a_cut_dim_that_is_refused_has_no_right_type(name: str) -> None:
-    cut = st.tuples(calls(name=name), st.integers(0, 2))
-
-    def refuted(case: tuple[object, int]) -> bool:
-        call, dim = case
-        shape = call.operands[0].shape  # type: ignore[attr-defined]
-        one = len(call.operands) == 1  # type: ignore[attr-defined]
-        return one and dim < len(shape) and shape[dim] > 1 and is_refuted_along(call, dim)  # type: ignore[arg-type]
-
-    options = settings(
-        max_examples=300, database=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    try:
-        find(cut, refuted, settings=options)
-    except NoSuchExample:
-        pytest.fail(f"{name}: no values show that a cut dim is wrong")
+def test_nothing_varying_comes_of_what_is_not() -> None:
+    for cell in cells():
+        gives = join(cell.linearity, cell.values, cell.controls).gives
+        assert gives is None or (gives == "V") == ("V" in cell.letters), cell

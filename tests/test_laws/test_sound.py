@@ -1,17 +1,22 @@
 """Sound: every op of the table, in place or not, computes the single-device result."""
 
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import Phase, find, given, settings
 
+from placements.mesh import Mesh
 from placements.ops import OPS, ROWS
-from placements.testing.cases import CASES, NOT_CALLED, call_names
+from placements.testing.cases import CASES, NOT_CALLED, Call, Given, call_names
 from placements.testing.laws.comparison import Tally
-from placements.testing.laws.placed_calls import PlacedCall, placed_calls
+from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall, placed_calls
 from placements.testing.laws.sound import (
     check_forgetting,
     check_sound,
     require_accepted,
+    run_ranks,
 )
+from placements.testing.placed import Cut, Layout, Pattern
+from placements.types import R, V
 
 # Names share their flow with the others of their row, so the examples of a profile are
 # spread over the names.
@@ -60,6 +65,65 @@ def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
             law()
     finally:
         KNOWN.clear()
+
+
+def test_what_is_varying_may_be_cut_in_other_ways_by_each_rank() -> None:
+    """Each dp rank holds a run of its own, so their cuts over tp need not be alike."""
+    mesh = Mesh({"dp": 2, "tp": 4})
+    rows = Layout({"dp": Cut(0), "tp": Cut(0, Pattern(blocks=3))})
+    number = Layout({"dp": V, "tp": R})
+    given = (Given((5,)), Given(()))
+    call = Call("add", given, torch.add, "add(x0, x1)")
+    types = [rows.types(mesh, (5,)), number.types(mesh, ())]
+    assert types[0][0]["tp"] != types[0][-1]["tp"]
+    assert check_sound(PlacedCall(call, mesh, types, 1625, False, ()))
+
+
+BLOCKS = Pattern(blocks=2)
+OUTER, INNER = {"dp": Cut(0), "tp": Cut(0)}, {"tp": Cut(0), "dp": Cut(0)}
+
+# Operands whose pieces have the same sizes on every rank, and hold other rows.
+OTHER_ROWS: list[tuple[str, tuple[int, ...], dict[str, Cut], dict[str, Cut]]] = [
+    ("add", (4, 4), OUTER, INNER),
+    ("mul", (4, 4), {"tp": Cut(1), "dp": Cut(1)}, {"dp": Cut(1), "tp": Cut(1)}),
+    ("add", (4, 4), {"dp": Cut(0), "tp": Cut(1)}, {"dp": Cut(0, BLOCKS), "tp": Cut(1)}),
+    ("matmul", (4, 4), {"dp": Cut(1)}, {"dp": Cut(0, BLOCKS)}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OTHER_ROWS)))
+def test_pieces_of_other_rows_are_not_combined(case: int) -> None:
+    name, shape, left, right = OTHER_ROWS[case]
+    mesh = Mesh({"dp": 2, "tp": 2})
+    layouts = [
+        Layout({**cuts, **{axis: R for axis in mesh.axes if axis not in cuts}})
+        for cuts in (left, right)
+    ]
+    call = Call(name, (Given(shape), Given(shape)), getattr(torch, name), f"{name}(x0, x1)")
+    types = [layout.types(mesh, shape) for layout in layouts]
+    assert not check_sound(PlacedCall(call, mesh, types, 0, False, ()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if op.forgets])
+def test_an_op_that_may_forget_does(name: str) -> None:
+    """A reason to forget where nothing is forgotten would hide what is."""
+
+    def is_forgotten(placed: PlacedCall) -> bool:
+        try:
+            held = placed.locals()
+        except InvalidCallError:
+            return False
+        given = [t.letter for types in placed.types for t in types[0].types]
+        ranks, error = run_ranks(placed, held)
+        return (
+            error is None
+            and "V" not in given
+            and any(t.letter == "V" for found in ranks[0].types for t in found.types)
+        )
+
+    options = settings(max_examples=2000, database=None, phases=[Phase.generate])
+    find(placed_calls(name=name), is_forgotten, settings=options)
 
 
 def test_a_law_that_accepted_nothing_fails() -> None:

@@ -216,7 +216,10 @@ MIXED: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
     ),
     "gather of x as y": (lambda x, y: all_gather(x, "cp", src=RUN, dst=R), "src must be"),
     "gather of y as x": (lambda x, y: all_gather(y, "cp", src=ZIG, dst=R), "src must be"),
-    "declared anew": (lambda x, y: assert_type(y, {"cp": ZIG}), "expected S(0, ZigZag(16))"),
+    "declared anew": (
+        lambda x, y: assert_type(y, {"cp": ZIG}),
+        "expected S(0, ZigZag(16))",
+    ),
     "recut": (
         lambda x, y: all_to_all(x, "cp", src=ZIG, dst=RUN),
         "convert(all_gather(x, 'cp', src=S(0, ZigZag(16)), dst=R), 'cp', src=R, dst=S(0))",

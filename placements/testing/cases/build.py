@@ -63,9 +63,12 @@ class Call:
 class Builder:
     """Draws the parts of one call of the op `name`."""
 
-    def __init__(self, draw: st.DrawFn, name: str) -> None:
+    def __init__(
+        self, draw: st.DrawFn, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)
+    ) -> None:
         self.draw = draw
         self.name = name
+        self.sizes = sizes
         self.fn = function_of(name)
         self.operands: list[Given] = []
 
@@ -76,7 +79,15 @@ class Builder:
         return self.draw(st.integers(low, high))
 
     def size(self) -> int:
-        return self.pick(1, 2, 3, 4, 5, 0)
+        return self.pick(*self.sizes)
+
+    def some(self, most: int) -> int:
+        """A size from one on; from two on where all dims have several rows."""
+        return self.number(1 if min(self.sizes) < 2 else 2, most)
+
+    def rows(self, size: int) -> int:
+        """How many rows to address; not all of them where all dims have several rows."""
+        return self.number(0, size) if min(self.sizes) < 2 else self.number(1, size - 1)
 
     def shape(self, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
         ndim = self.pick(*sorted(range(min_dims, max_dims + 1), key=lambda n: abs(n - 2)))

@@ -161,7 +161,8 @@ def fill(b: Builder) -> Call:
 
 def reduction(b: Builder) -> Call:
     shape = b.shape(1)
-    b.value(*shape, dtype=b.pick(torch.float64, torch.float64, torch.int64))
+    whole = torch.float64 if b.name.startswith("nan") else torch.int64  # no NaN there
+    b.value(*shape, dtype=b.pick(torch.float64, torch.float64, whole))
     one_dim = ("prod", "all", "any")
     form = b.pick("dim", "all dims", "keyword", "dims", "keepdim")
     if b.name == "count_nonzero":
@@ -255,7 +256,7 @@ def roll(b: Builder) -> Call:
         return b.call(1)
     if form == "keyword":
         return b.call(shifts=1, dims=b.dim(shape))
-    return b.call(b.number(0, 2), b.dim(shape))
+    return b.call(b.number(1, 2), b.dim(shape))
 
 
 def ordering(b: Builder) -> Call:
@@ -295,5 +296,7 @@ def histc(b: Builder) -> Call:
 
 
 def one_hot(b: Builder) -> Call:
-    b.whole(*b.shape(), letters="RSVI", below=3)
-    return b.call(b.pick(3, 4, -1))
+    classes = b.pick(9, 10, -1)
+    # Of few ids: all pieces of many have the largest, and then the width is right.
+    b.whole(*(b.shape(0, 1) if classes < 0 else b.shape()), below=9)
+    return b.call(classes)

@@ -14,8 +14,7 @@ from placements.testing.cases.build import Builder, Call
 def _smaller(b: Builder, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     """An index's shape: as the target, but for fewer rows in some dims."""
     rows = [
-        n if d != dim and b.number(0, 3) < 3 else b.number(0, n)
-        for d, n in enumerate(shape)
+        n if d != dim and b.number(0, 3) < 3 else b.rows(n) for d, n in enumerate(shape)
     ]
     return tuple(rows)
 
@@ -70,20 +69,23 @@ def scatter(b: Builder) -> Call:
     adds = b.name.startswith("scatter_add")
     b.index(x, dim, *taken, along=dim % len(shape), unique=not adds)
     fn = b.fn
-    reduces = ("sum",) if b.name.startswith("scatter_reduce") else ()
+    reduces = (b.pick("sum", "amax"),) if b.name.startswith("scatter_reduce") else ()
     if not adds and not reduces and b.pick(False, True):
         number = b.pick(0.0, 1.0)
         return b.call(run=lambda x, i: fn(x, dim, i, number))
-    more = tuple(n + b.number(0, 1) for n in taken) if b.pick(False, True) else taken
+    # torch has no gradient for a source that is larger than the index
+    larger = b.pick(False, True) and min(b.sizes) < 2
+    more = tuple(n + b.number(0, 1) for n in taken) if larger else taken
     b.value(*more)
-    return b.call(run=lambda x, i, s: fn(x, dim, i, s, *reduces))
+    call = b.call(run=lambda x, i, s: fn(x, dim, i, s, *reduces))
+    return Call(call.name, call.operands, call.run, f"{call.text}{[dim, *reduces]}")
 
 
 def index_write(b: Builder) -> Call:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
-    count = b.number(0, shape[dim])
+    count = b.rows(shape[dim])
     b.index(x, dim, count, unique=not b.name.startswith("index_add"))
     fn = b.fn
     if b.name.startswith("index_fill"):
@@ -127,7 +129,8 @@ def _key(
         elif form == "int":
             key.append(b.pick(0, -1))
         elif form == "part":
-            key.append(b.pick(slice(1, None), slice(0, 2), slice(None, None, 2)))
+            step = 2 if min(b.sizes) < 2 else 5  # every second row of pieces of two fits
+            key.append(b.pick(slice(1, None), slice(0, 2), slice(None, None, step)))
         else:
             key.append(slice(None))
     if b.pick(False, False, True):
@@ -196,8 +199,9 @@ def _value_shape(
 def index_put(b: Builder) -> Call:
     shape = b.shape(1)
     x = b.value(*shape)
-    count = b.number(0, shape[0])
-    unique = b.pick(True, False)
+    count = b.rows(shape[0])
+    # Summed sources may be spread over ranks: there index_add says more than index_put.
+    unique = b.pick(True, False) or min(b.sizes) > 1
     b.index(x, 0, count, unique=unique)
     b.value(*b.pick((count, *shape[1:]), ()))
     fn = b.fn

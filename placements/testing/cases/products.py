@@ -87,7 +87,7 @@ def einsum(b: Builder) -> Call:
 
 def grouped(b: Builder) -> Call:
     """Sizes that the kernel takes are multiples of 16 bytes."""
-    rows, groups = b.pick(4, 2, 5), b.number(1, 3)
+    rows, groups = b.pick(4, 2, 5), b.some(3)
     b.value(rows, 4, dtype=torch.float32)
     b.value(groups, 4, 4, dtype=torch.float32)
     b.value(groups, dtype=torch.int32, letters="RVI", ends=rows)
@@ -97,7 +97,7 @@ def grouped(b: Builder) -> Call:
 
 def attention(b: Builder) -> Call:
     lead = b.pick((2,), (2, 2), (1,), ())
-    rows, keys, d, e = b.number(1, 4), b.number(1, 4), b.number(1, 3), b.number(1, 3)
+    rows, keys, d, e = b.some(4), b.some(4), b.some(3), b.some(3)
     b.value(*lead, rows, d)
     b.value(*lead, keys, d)
     b.value(*lead, keys, e)
@@ -120,7 +120,7 @@ def normalised(b: Builder) -> Call:
 
 
 def cross_entropy(b: Builder) -> Call:
-    classes = b.number(1, 4)
+    classes = b.some(4)
     lead = (b.size(),) if b.pick(True, True, False) else ()
     rest = b.pick((), (), (2,)) if lead else ()
     b.value(*lead, classes, *rest)

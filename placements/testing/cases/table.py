@@ -1,6 +1,6 @@
 """Table: for every op of `placements.ops`, the builder of its calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -140,10 +140,13 @@ def call_names() -> list[str]:
 
 
 @st.composite
-def calls(draw: st.DrawFn, *, name: str) -> Call:
-    """Calls of one op by its name in the table (or its in-place form)."""
+def calls(draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)) -> Call:
+    """Calls of one op by its name in the table (or its in-place form).
+
+    `sizes`: of dims, the simplest first.
+    """
     plain = name if name in CASES else name.removesuffix("_")
     if plain not in CASES:
         raise ValueError(f"no builder for calls of {name!r}; add it to BY_BUILDER")
     function_of(name)
-    return CASES[plain](Builder(draw, name))
+    return CASES[plain](Builder(draw, name, sizes))

@@ -185,13 +185,13 @@ def pieces(b: Builder) -> Call:
     if b.name == "split_with_sizes":
         first = b.number(0, shape[dim])
         return b.call([first, shape[dim] - first], dim)
-    return b.call(b.number(1, 3), dim)
+    return b.call(b.some(3), dim)
 
 
 def joined(b: Builder) -> Call:
     shape = list(b.shape(1))
     dim = b.dim(shape)
-    for _ in range(b.number(1, 3)):
+    for _ in range(b.some(3)):
         shape[dim] = b.size()
         b.value(*shape)
     fn = b.fn

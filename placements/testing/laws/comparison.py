@@ -93,7 +93,7 @@ class Comparison:
         ]
         cotangents: list[dict[Place, Tensor]] = [{} for _ in range(self.count)]
         expected: dict[Place, list[Tensor | None]] = {}
-        for place, values in self._global_inputs().items():
+        for place, values in self.global_inputs().items():
             results = self._reference(values, [o.get(place) for o in outputs])
             for k, result in enumerate(results):
                 self._compare_output(k, result, outputs[k].get(place))
@@ -104,7 +104,7 @@ class Comparison:
             expected[place] = _gradients(results, [c[place] for c in cotangents], values)
         self._compare_gradients(cotangents, expected)
 
-    def _global_inputs(self) -> dict[Place, list[Tensor]]:
+    def global_inputs(self) -> dict[Place, list[Tensor]]:
         """The operands, joined over all axes that are not kept apart."""
         joined = [
             join_ranks(self._global_rows(k), self.placed.types[k], self.mesh, self.apart)
@@ -134,9 +134,12 @@ class Comparison:
             if not any(t.letter == "S" for t in types[0].types):
                 join_ranks(held, types, self.mesh, own)
             return
+        varying = {a for t in self.placed.types for a, x in t[0].items() if x.letter == "V"}
         for axis in self.apart:
-            if axis not in types[0] or types[0][axis].letter in "VRIS":
+            if axis not in types[0] or types[0][axis].letter in "VRI":
                 continue
+            if types[0][axis].letter == "S" and axis not in varying:
+                continue  # cut outside of what is Varying
             raise AssertionError(
                 f"{self.placed!r}: {axis} is Varying, yet the result is {types[0]!r}"
             )
@@ -253,9 +256,11 @@ def _gradients(
     if not pairs or not wanted:
         return [None] * len(inputs)
     try:
+        # Kept, since the same results may be compared as several types.
         found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
-        )
+            [o for o, _ in pairs], wanted, [c for _, c in pairs],
+            allow_unused=True, retain_graph=True,
+        )  # fmt: skip
     except (RuntimeError, NotImplementedError):  # torch has no derivative for it
         return [None] * len(inputs)
     grads = iter(found)

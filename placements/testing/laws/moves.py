@@ -43,11 +43,12 @@ class MoveCase:
 
 @st.composite
 def move_cases(draw: st.DrawFn, *, row: Transition) -> MoveCase:
-    """Cases of one row: all axis sizes, uneven and empty pieces, Folded extents."""
+    """Cases of one row: all axis sizes, uneven and empty pieces, several runs."""
     if row not in TRANSITIONS:
         raise ValueError(f"{row} is not a row of the table of transitions")
     ranks = draw(st.integers(1, 4))
-    shape = list(draw(st.lists(st.sampled_from([1, 2, 3, 4, 0]), min_size=1, max_size=3)))
+    size = st.sampled_from([1, 2, 3, 4, 0, 8])
+    shape = list(draw(st.lists(size, min_size=1, max_size=3)))
     if row.action == "recut" and len(shape) < 2:
         shape.append(draw(st.integers(0, 4)))
     dims = list(draw(st.permutations(range(len(shape)))))

@@ -96,7 +96,7 @@ def _step(step: Step, operands: Sequence[Tensor]) -> Tensor:
         case "transpose":
             return x.transpose(0, 1)
         case "flatten":
-            return x.flatten().view(x.shape)
+            return x.flatten().view_as(x)  # sizes alone are ambiguous for one row
         case "redistribute":
             return _moved(x, step)
         case _:

@@ -3,6 +3,7 @@
 import torch
 
 from placements.extents import Extent
+from placements.meaning import put_pieces, take_piece
 from placements.testing.placed import join_ranks
 from placements.testing.strategies import PlacedTensor
 from placements.types import AxisType, Described, parse_axis_type, parse_described
@@ -22,9 +23,14 @@ def check_described(described: Described) -> None:
 def check_rows(extent: Extent) -> None:
     """Every global row lies on one rank, and the two directions are inverse."""
     seen: list[int] = []
+    whole = torch.arange(extent.total)
+    pieces = [take_piece(whole, 0, extent, rank) for rank in range(extent.bound_ranks)]
+    assert torch.equal(put_pieces(pieces, 0, extent), whole), extent
     for rank in range(extent.bound_ranks):
         rows = extent.rows(rank)
         assert len(rows) == extent.local_size(rank), (extent, rank)
+        assert not rows or extent.offset(rank) == rows[0], (extent, rank)
+        assert torch.equal(pieces[rank], whole[rows]), (extent, rank)
         seen += rows
         here = torch.arange(extent.local_size(rank))
         assert extent.to_global(here, rank).tolist() == rows, (extent, rank)
@@ -41,6 +47,8 @@ def check_scaled(extent: Extent, factor: int) -> None:
     """`divided` undoes `scaled`, and scaling keeps every rank's rows together."""
     scaled = extent.scaled(factor)
     assert scaled.divided(factor) == extent, (extent, factor)
+    part = extent.divided(factor)
+    assert part is None or part.scaled(factor) == extent, (extent, factor)
     for rank in range(extent.bound_ranks):
         rows = [row * factor + k for row in extent.rows(rank) for k in range(factor)]
         assert scaled.rows(rank) == rows, (extent, factor, rank)

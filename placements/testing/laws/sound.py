@@ -24,6 +24,7 @@ from placements.propagate import typecheck
 from placements.state import shared_generator
 from placements.tags import put
 from placements.tensor_type import TensorType, make
+from placements.testing.cases.build import is_in_place
 from placements.testing.laws.comparison import (
     Comparison,
     RankResult,
@@ -31,7 +32,8 @@ from placements.testing.laws.comparison import (
     tensors_in,
 )
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
-from placements.types import Shard, V
+from placements.testing.laws.precise import check_precise
+from placements.types import AxisType, Shard, V
 
 
 def require_accepted(name: str, tally: Tally) -> None:
@@ -49,10 +51,22 @@ def check_sound(placed: PlacedCall, tally: Tally | None = None) -> bool:
         held = placed.locals()
     except InvalidCallError:
         return False
-    ranks = _run_ranks(placed, held)
-    if ranks is None:
+    ranks, error = run_ranks(placed, held)
+    if error is not None:
         return False
+    check_results(placed, held, ranks, tally)
+    return True
+
+
+def check_results(
+    placed: PlacedCall,
+    held: Sequence[Sequence[Tensor]],
+    ranks: Sequence[RankResult],
+    tally: Tally,
+) -> None:
+    """What the ranks computed, by the types that they inferred, is the global result."""
     _check_same_types(placed, ranks)
+    check_precise(placed, ranks[0].types)
     tally.accepted += 1
     tally.operands += len(placed.call.operands)
     tally.letters |= {t.letter for types in placed.types for t in types[0].types}
@@ -60,20 +74,19 @@ def check_sound(placed: PlacedCall, tally: Tally | None = None) -> bool:
         Comparison(placed, held, ranks, tally).run()
     except ValueError as error:  # what a type calls equal, or pieces, is not
         raise AssertionError(f"{placed!r}: {error}; {ranks[0].types}") from error
-    return True
 
 
-def _run_ranks(
+def run_ranks(
     placed: PlacedCall, held: Sequence[Sequence[Tensor]]
-) -> list[RankResult] | None:
-    """Run the call on every rank; None if one of them refuses, or torch does there."""
+) -> tuple[list[RankResult], Exception | None]:
+    """Run the call on every rank, up to the first that refuses, or where torch does."""
     ranks: list[RankResult] = []
     for r, place in enumerate(placed.mesh.coordinates()):
         try:
             ranks.append(_run_rank(placed, r, place, [h[r] for h in held]))
-        except (PlacementError, RuntimeError, IndexError, ValueError):
-            return None
-    return ranks
+        except (PlacementError, RuntimeError, IndexError, ValueError) as error:
+            return ranks, error
+    return ranks, None
 
 
 def _run_rank(
@@ -97,42 +110,69 @@ def _run_rank(
 
 
 def _check_same_types(placed: PlacedCall, ranks: Sequence[RankResult]) -> None:
-    """All ranks infer the same, extents of inner cuts aside."""
-    said = {tuple(map(_in_common, rank.types)) for rank in ranks}
+    """All ranks infer the same; an extent is common to the ranks that share its rows."""
+    said = {tuple(map(_without_extents, rank.types)) for rank in ranks}
     assert len(said) == 1, f"{placed!r}: the ranks infer different types: {said}"
+    for k, common in enumerate(ranks[0].types):
+        for axis, t in common.items():
+            if not isinstance(t, Shard):
+                continue
+            # Where the ranks hold unrelated values, or other runs of an outer cut, they
+            # have other rows to cut.
+            own = {a for a, other in common.items() if other.letter == "V"}
+            own |= set(common.order(t.dim)[: common.order(t.dim).index(axis)])
+            found: dict[tuple[int, ...], set[AxisType]] = {}
+            for rank in ranks:
+                place = rank.types[k].mesh.coordinate
+                group = tuple(place[a] for a in common if a in own)
+                found.setdefault(group, set()).add(rank.types[k][axis])
+            different = [types for types in found.values() if len(types) > 1]
+            assert not different, f"{placed!r}: ranks cut {axis} differently: {different}"
 
 
-def _in_common(t: TensorType) -> tuple[str, ...]:
-    """A type without what may differ by rank: the extents of inner cuts."""
-    parts: list[str] = []
-    for axis, one in t.items():
-        if isinstance(one, Shard):
-            outermost = t.order(one.dim)[0] == axis
-            parts.append(f"{axis}:S({one.dim}, {one.extent if outermost else '...'})")
-        else:
-            parts.append(f"{axis}:{one!r}")
-    return tuple(parts)
+def _without_extents(t: TensorType) -> tuple[str, ...]:
+    return tuple(
+        f"{axis}:S({one.dim})" if isinstance(one, Shard) else f"{axis}:{one!r}"
+        for axis, one in t.items()
+    )
 
 
 def check_forgetting(placed: PlacedCall) -> None:
-    """What is accepted for pieces is accepted for values that are merely different."""
+    """What is accepted for pieces is accepted for values that are merely different.
+
+    It is so for all operands together, and for each of them alone.
+    """
     if any(given.rows_of is not None for given in placed.call.operands):
         return  # an index of pieces says which pieces it means
     if any(t.letter == "P" for types in placed.types for t in types[0].types):
         return  # pieces that are contracted are summands; values that differ are not
-    forgotten = replace(
-        placed,
-        types=[
-            [
-                make(t.mesh, {a: V if isinstance(x, Shard) else x for a, x in t.items()})
-                for t in types
-            ]
-            for types in placed.types
-        ],
-    )
+    every = range(len(placed.types))
     place = placed.mesh.coordinates()[0]
     held = [operand[0] for operand in placed.locals()]
+    forgotten = _forgotten(placed, every)
     try:
         _run_rank(forgotten, 0, place, held)
     except PlacementError as refusal:
         raise AssertionError(f"{placed!r} is accepted, {forgotten!r} is not") from refusal
+    if is_in_place(placed.call.name):
+        return  # what is written keeps its type, so it must have it
+    for k in every:
+        if 1 in held[k].shape:
+            continue  # one row that is not known to be a piece would be broadcast
+        one = _forgotten(placed, [k])
+        try:
+            _run_rank(one, 0, place, held)
+        except PlacementError as refusal:
+            raise AssertionError(f"{placed!r} is accepted, {one!r} is not") from refusal
+
+
+def _forgotten(placed: PlacedCall, operands: Sequence[int]) -> PlacedCall:
+    def types(k: int) -> list[TensorType]:
+        if k not in operands:
+            return list(placed.types[k])
+        return [
+            make(t.mesh, {a: V if isinstance(x, Shard) else x for a, x in t.items()})
+            for t in placed.types[k]
+        ]
+
+    return replace(placed, types=[types(k) for k in range(len(placed.types))])

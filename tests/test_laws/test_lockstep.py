@@ -1,0 +1,73 @@
+"""Lockstep: all ranks send the same; a rank that does not is reported, with its line."""
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from torch import Tensor
+
+from placements.mesh import Mesh
+from placements.testing.failures import RankFailure
+from placements.testing.laws.lockstep import (
+    MUTATIONS,
+    Mutant,
+    check_lockstep,
+    check_mutant,
+    mutants,
+    programs_with_empty_pieces,
+)
+from placements.testing.laws.programs import Program, Step
+from placements.types import P, R
+
+# The mutations share the examples of a profile.
+SHARE = len(MUTATIONS)
+
+sent: list[int] = []
+
+
+@given(programs_with_empty_pieces())
+def test_ranks_send_the_same_whatever_their_values(program: Program) -> None:
+    record = check_lockstep(program)
+    sent.append(len(record or []))
+
+
+class Lopsided(Program):
+    """Rank 1 leaves the last step out."""
+
+    def run(self, **inputs: Tensor) -> Any:
+        alone = dist.is_initialized() and dist.get_rank() == 1
+        steps = self.steps[:-1] if alone else self.steps
+        return Program(self.mesh, self.size, self.types, steps, self.seed).run(**inputs)
+
+
+def lopsided(size: int) -> Lopsided:
+    steps = (Step("double", (0,)), Step("redistribute", (1,), axis="tp", dst=R))
+    return Lopsided(Mesh({"tp": 2}), size, ({"tp": P},), steps, 0)
+
+
+def test_a_rank_that_leaves_a_collective_out_is_found() -> None:
+    with pytest.raises(RankFailure, match=r"all_reduce\(float64\[2, 2\]"):
+        check_lockstep(lopsided(2))
+
+
+def test_a_collective_of_nothing_that_is_left_out_is_found() -> None:
+    """Nothing is sent, so nobody waits for it; but with other sizes they would."""
+    with pytest.raises(
+        AssertionError, match=r"rank 0 sent \(\[\('tp', 'all-reduce', False\)"
+    ):
+        check_lockstep(lopsided(0))
+
+
+def test_many_programs_send_something() -> None:
+    assert not sent or sum(count > 0 for count in sent) > len(sent) // 10
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_rank_that_does_otherwise_is_reported(mutation: str) -> None:
+    @settings(max_examples=-(-settings().max_examples // SHARE))
+    @given(mutants(mutation=mutation))
+    def law(mutant: Mutant) -> None:
+        check_mutant(mutant)
+
+    law()
