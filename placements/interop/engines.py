@@ -7,8 +7,8 @@ refused; nothing runs after it.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
@@ -67,6 +67,18 @@ class Engine(ABC):
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
         """A block in which every op is checked."""
+
+    def on_threads(self) -> AbstractContextManager[Any]:
+        """A block around ranks that are threads, each of which enters `checking`."""
+        return nullcontext()
+
+    def running(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        """A block in which the same programs run, and nothing is checked."""
+        return quiet()
+
+    def locally(self, body: Callable[[], Any], outs: Any) -> Any:
+        """The result of `body`, in which dims are not followed; `outs` is its type."""
+        return body()
 
     @abstractmethod
     def declare(self, local: Tensor, t: TensorType) -> Any:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,14 +18,21 @@ WORLD_SIZE = 4
 _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
 
+class _Given(threading.local):
+    mesh: DeviceMesh | None = None
+
+
+_given = _Given()
+
+
 @contextmanager
-def fake_world() -> Generator[None]:
-    """Initialise torch.distributed with the fake backend, and tear it down again."""
+def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
+    """torch.distributed with the fake backend and so many ranks, until the block ends."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     # Shapes that do not fit are a verdict here; torch logs them as errors first.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -44,8 +52,20 @@ def quiet() -> Generator[None]:
         yield
 
 
+@contextmanager
+def on_mesh(device_mesh: DeviceMesh) -> Generator[None]:
+    """Peers type-check on this mesh, of real or simulated ranks, in this thread."""
+    _given.mesh = device_mesh
+    try:
+        yield
+    finally:
+        _given.mesh = None
+
+
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
-    """The DeviceMesh of these sizes on the first ranks of the fake world."""
+    """The mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
+    if _given.mesh is not None:
+        return _given.mesh
     key = tuple(mesh.sizes.items())
     if key not in _meshes:
         if not dist.is_initialized():

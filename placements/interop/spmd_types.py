@@ -4,8 +4,9 @@ R, I, V and P are the same words. A Shard is a Varying there, with a PartitionSp
 says which dim; it knows no extents, so only even pieces can be said.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+import importlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeAlias, cast
 
 import spmd_types
@@ -100,10 +101,21 @@ class SpmdTypes(Engine):
 
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
         stack = ExitStack()
-        stack.enter_context(quiet())
-        stack.enter_context(_peer.set_current_mesh(device_mesh_of(mesh)))
+        stack.enter_context(self.running(mesh))
         stack.enter_context(_checker.typecheck(local=self.local))
         return stack
+
+    def on_threads(self) -> AbstractContextManager[Any]:
+        return _patched_once()
+
+    def running(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(quiet())
+        stack.enter_context(_peer.set_current_mesh(device_mesh_of(mesh)))
+        return stack
+
+    def locally(self, body: Callable[[], Any], outs: Any) -> Any:
+        return body() if self.local else _peer.local_map(out_types=outs)(body)()
 
     def declare(self, local: Tensor, t: TensorType) -> Tensor:
         said, spec = to_peer(t, local.dim())
@@ -128,6 +140,36 @@ class SpmdTypes(Engine):
     def can_declare(self, program: Program) -> bool:
         varies = any(t == V for x in program.inputs for _, t in x.types)
         return super().can_declare(program) and (self.local or not varies)
+
+
+@contextmanager
+def _patched_once() -> Generator[None]:
+    """Its patches of torch, held by this thread while others enter and leave the checker.
+
+    Each `typecheck()` of its own installs and removes them, which it says is not for
+    threads: the first that leaves would unpatch the others, or leave torch patched.
+    """
+    inner: Any = importlib.import_module("spmd_types._checker")
+    vmap: Any = importlib.import_module("spmd_types._vmap")
+    hooks: Any = importlib.import_module("spmd_types._backward_hooks")
+    pairs = [
+        (inner, "_install_autograd_apply_patch", "_remove_autograd_apply_patch"),
+        (vmap, "install", "uninstall"),
+        (hooks, "install", "uninstall"),
+    ]
+    with ExitStack() as stack:
+        for module, install, remove in pairs:
+            getattr(module, install)()
+            stack.callback(getattr(module, remove))
+        for module, *names in pairs:
+            for name in names:
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, _nothing)
+        yield
+
+
+def _nothing() -> None:
+    pass
 
 
 def _named(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:

@@ -11,8 +11,9 @@ and an accepted program counts as a missed bug only if its results are not those
 right program.
 """
 
+import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, cast
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
-from placements import split
-from placements.interop.engines import Engine, first_line
+from placements import set_current_mesh, split, typecheck
+from placements.interop.engines import Engine, Ours, first_line
 from placements.interop.fake_world import on_mesh, quiet
 from placements.mesh import Mesh
 from placements.tensor_type import declared
@@ -31,12 +32,17 @@ from placements.testing.failures import RankFailure
 from placements.testing.ranks import device_mesh, run_ranks
 from placements.types import BY_LETTER, AxisType, Shard
 from spmd_moe.bugs.peer_programs import unwritten, written_for
+from spmd_moe.bugs.peer_programs.words import loaded
 from spmd_moe.bugs.record import Bug
 
 REFUSED, ACCEPTED, BOTH, NOT_WRITTEN = "refuses", "accepts", "refuses both", "-"
 HARMLESS = "computes it right"
+DTENSOR = "DTensor"
 # Words of every program here: made anew for each peer, or plain torch.
-SHARED = {"mine", "numbers", "device_mesh", "axis_rank", "assert_type"}
+SHARED = {
+    "mine", "loaded", "placed", "locally", "from_local",
+    "device_mesh", "axis_rank", "assert_type",
+}  # fmt: skip
 
 Program = Callable[..., Any]
 Results = dict[str, Tensor]
@@ -82,6 +88,19 @@ def peers() -> dict[str, Engine]:
     return {engine.name: engine for engine in found}
 
 
+class SameWords(Ours):
+    """Our own checker, asked as the peers are: types alone, and no word more."""
+
+    def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(self.running(mesh))
+        stack.enter_context(typecheck())
+        return stack
+
+    def running(self, mesh: Mesh) -> AbstractContextManager[Any]:
+        return set_current_mesh(device_mesh())
+
+
 def programs_of(engine_name: str, bug: Bug) -> tuple[Program | None, Program]:
     """The wrong and the right program of a bug, as a peer is asked."""
     found = written_for(engine_name, bug.id)
@@ -102,30 +121,31 @@ def opinion_of(engine: Engine, bug: Bug) -> Opinion:
             missing |= _words_of_ours(program) - set(engine.names) - SHARED
     if why_not is not None or missing:
         return Opinion(NOT_WRITTEN, why_not or f"no {', '.join(sorted(missing))} there")
-    meant = _run(engine, bug, right, checked=False)
-    if meant.error is not None:
-        return Opinion(NOT_WRITTEN, f"the right program does not run: {meant.why}")
-    refusal = _run(engine, bug, right, checked=True)
-    if wrong is None:  # a correct program that must be accepted
-        if refusal.error is not None:
-            return Opinion(REFUSED, refusal.why)
-        return Opinion(ACCEPTED, "as it must")
-    return _opinion_of_wrong(engine, bug, wrong, meant, refusal)
+    checked = _run(engine, bug, right, checked=True)
+    alone = checked if checked.error is None else _run(engine, bug, right, checked=False)
+    if alone.error is not None:
+        return Opinion(NOT_WRITTEN, f"the right program does not run: {alone.why}")
+    if wrong is not None:
+        return _opinion_of_wrong(engine, bug, wrong, alone.results, checked)
+    # A correct program that must be accepted.
+    if checked.error is not None:
+        return Opinion(REFUSED, checked.why)
+    return Opinion(ACCEPTED, "as it must")
 
 
 def _opinion_of_wrong(
-    engine: Engine, bug: Bug, wrong: Program, meant: _Run, right: _Run
+    engine: Engine, bug: Bug, wrong: Program, meant: list[Results | None], right: _Run
 ) -> Opinion:
     tried = _run(engine, bug, wrong, checked=True)
     if tried.error is None:
-        differs = _different(tried.results, meant.results)
+        differs = _different(tried.results, meant)
         if differs is None:
             return Opinion(HARMLESS, "its results are those of the right program")
         return Opinion(ACCEPTED, f"and {differs} is not that of the right program")
     if not tried.in_step:
         return Opinion(ACCEPTED, f"and then {first_line(cast(Exception, tried.error))}")
     alone = _run(engine, bug, wrong, checked=False)
-    if alone.error is not None and alone.in_step:
+    if alone.error is not None and alone.why == tried.why:
         return Opinion(NOT_WRITTEN, f"it does not run, checked or not: {alone.why}")
     if right.error is not None:
         return Opinion(BOTH, f"{tried.why}; and the right one: {right.why}")
@@ -143,7 +163,7 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
             found = FunctionType(program.__code__, scope)()
         return None if found is None else _as_held(found)
 
-    with quiet(), _backward_unasked():
+    with quiet(), _silent_torch(), _backward_unasked(engine), engine.on_threads():
         try:
             return _Run(run_ranks(dict(bug.mesh), on_rank))
         except RankFailure as failure:
@@ -152,50 +172,78 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
 
 def _as_held(found: Mapping[str, Any]) -> Results:
     """What this rank holds; a DTensor's value is that of its placements."""
-    whole = {
-        name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in found.items()
+    held = {name: x for name, x in found.items() if x is not None}
+    return {
+        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
+        for name, x in held.items()
     }
-    return {name: x.detach().clone() for name, x in whole.items()}
 
 
 def _different(found: list[Results | None], meant: list[Results | None]) -> str | None:
     """The first result that is not the right program's on some rank."""
     for rank, (one, other) in enumerate(zip(found, meant, strict=True)):
         assert one is not None and other is not None, "a program that is accepted returns"
-        for name, x in one.items():
-            y = other[name]
-            if x.shape != y.shape or not torch.allclose(x.double(), y.double()):
+        for name, y in other.items():
+            x = one.get(name)
+            if (
+                x is None
+                or x.shape != y.shape
+                or not torch.allclose(x.double(), y.double())
+            ):
                 return f"{name} of rank {rank}"
     return None
 
 
 @contextmanager
-def _backward_unasked() -> Generator[None]:
-    """DTensor redistributes in a backward by itself; only forwards are asked not to."""
-    peer: Any = DTensor
-
-    def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        with ExplicitRedistributionContext(enable=False):
-            cast(Any, Tensor.backward)(self, *args, **kwargs)
-
-    peer.backward = backward
+def _silent_torch() -> Generator[None]:
+    """Without what torch logs of redistributions and errors: those are verdicts here."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        del peer.backward
+        logging.disable(disabled)
+
+
+@contextmanager
+def _backward_unasked(engine: Engine) -> Generator[None]:
+    """DTensor redistributes in a backward by itself; only forwards are asked not to."""
+    if engine.name != DTENSOR:
+        yield
+        return
+    tensor: Any = Tensor
+    plain = tensor.backward
+
+    def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
+        with ExplicitRedistributionContext(enable=False):
+            plain(self, *args, **kwargs)
+
+    tensor.backward = backward
+    try:
+        yield
+    finally:
+        tensor.backward = plain
 
 
 def _scope(engine: Engine, mesh: Mesh, program: Program) -> dict[str, Any]:
     """The globals of a program, in the words of a peer."""
+    if isinstance(engine, SameWords):
+        return program.__globals__
     mine, assert_type = _declarations(engine, mesh)
     scope: dict[str, Any] = {**program.__globals__, **engine.names}
-    scope |= {"mine": mine, "assert_type": assert_type}
-    scope["axis_rank"] = lambda axis: device_mesh().get_local_rank(axis)
+    scope |= {"mine": mine, "placed": mine, "assert_type": assert_type}
+    scope["axis_rank"] = _axis_rank
+    scope["locally"] = engine.locally
     for name, value in program.__globals__.items():
         if _is_beside(value, program):  # helpers speak the peer's words, too
             scope[name] = FunctionType(value.__code__, scope, name, value.__defaults__)
             scope[name].__kwdefaults__ = value.__kwdefaults__
     return scope
+
+
+def _axis_rank(axis: str) -> int:
+    """A rank is a plain number to the peers."""
+    return device_mesh().get_local_rank(axis)
 
 
 def _declarations(engine: Engine, mesh: Mesh) -> tuple[Program, Program]:
@@ -214,8 +262,7 @@ def _declarations(engine: Engine, mesh: Mesh) -> tuple[Program, Program]:
 
     def mine(value: Tensor, types: Any, *, grad: bool = False) -> Any:
         own = {axis: axis_type(said) for axis, said in types.items()}
-        rank = int(device_mesh().get_rank())
-        held = split(value, own, mesh)[rank].detach().clone().requires_grad_(grad)
+        held = loaded(split(value, own, mesh)).requires_grad_(grad)
         found = engine.declare(held, declared(mesh, own, tuple(held.shape)))
         # A leaf, so that it gets the gradient.
         return found if found.is_leaf else found.detach().requires_grad_(grad)

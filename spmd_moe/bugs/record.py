@@ -10,8 +10,7 @@ can print them as they stand:
                    testing kit that refuses the bug (it raises)
 
 `wrong` and `right` run inside `set_current_mesh` and `typecheck()` (or `verify()`), on
-every rank of `mesh`. Optional `wrong_for_peers()` and `right_for_peers()` are the programs
-in words that the peers have too, for those that need more (see `peers.py`).
+every rank of `mesh`. The same bugs in the words of the peers are in `peer_programs`.
 """
 
 from collections.abc import Callable, Mapping

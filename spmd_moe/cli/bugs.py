@@ -6,6 +6,7 @@ import json
 import textwrap
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.syntax import Syntax
@@ -15,6 +16,15 @@ from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import Finding, find_all, markdown, summary
 from spmd_moe.bugs.kinds import KINDS
 from spmd_moe.bugs.measure import measure
+from spmd_moe.bugs.peers import (
+    ACCEPTED,
+    BOTH,
+    HARMLESS,
+    NOT_WRITTEN,
+    REFUSED,
+    opinion_of,
+    peers,
+)
 from spmd_moe.bugs.record import Bug
 from spmd_moe.cli.terminal import BadInput
 
@@ -58,13 +68,31 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0 if all(finding.as_expected for finding in findings) else 1
 
 
+# A peer's verdict in one sign.
+_MARKS = {REFUSED: "x", ACCEPTED: "o", BOTH: "xx", HARMLESS: "=", NOT_WRITTEN: "-"}
+
+
 def _table(findings: list[Finding]) -> Table:
-    table = Table(title="Published bugs, and what refuses them", show_lines=False)
-    for head in ("bug", "project", "kind", "refused by", "the error"):
-        table.add_column(head, overflow="fold", no_wrap=head == "bug")
+    names = list(findings[0].opinions) if findings else []
+    table = Table(
+        title="Published bugs, and what refuses them",
+        caption=f"The last columns are {', '.join(names)}: x refuses, o accepts, - cannot "
+        "be written there. docs/bugs.md says what the kinds are.",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("bug", no_wrap=True)
+    table.add_column("project", max_width=24)
+    table.add_column("kind")
+    table.add_column("refused by")
+    table.add_column("the error", ratio=1, overflow="fold")
+    for name in names:
+        table.add_column("".join(word[0] for word in name.split()), no_wrap=True)
     for finding in findings:
         bug = finding.bug
-        table.add_row(bug.id, bug.project, bug.kind, finding.by, finding.headline)
+        said = [_MARKS[finding.opinions[name].verdict] for name in names]
+        by = "accepted" if finding.must_accept else finding.by
+        table.add_row(bug.id, bug.project, bug.kind, by, finding.headline, *said)
     return table
 
 
@@ -74,6 +102,7 @@ def _show(wanted: str, console: Console) -> int:
         known = ", ".join(one.id for one in BUGS)
         raise BadInput(f"--show {wanted}: no such bug; choose one of {known}")
     verdict = measure(bug)
+    opinions = {name: opinion_of(engine, bug) for name, engine in peers().items()}
     console.print(f"[bold]{bug.id}[/] {bug.project}: {bug.title}", highlight=False)
     console.print(f"{bug.kind}, {KINDS[bug.kind]}; on {_mesh(bug)}\n", highlight=False)
     for name in ("wrong", "kit", "right"):
@@ -82,6 +111,9 @@ def _show(wanted: str, console: Console) -> int:
     if verdict.error is not None:
         console.print(f"[bold]refused by {verdict.by}[/]", highlight=False)
         console.print(str(verdict.error), markup=False, highlight=False)
+    for name, opinion in opinions.items():
+        text = f"{name}: {opinion.verdict} ({opinion.why})"
+        console.print(text, markup=False, highlight=False)
     if verdict.right_failed is not None:
         console.print("the right program FAILED:", highlight=False)
         console.print(str(verdict.right_failed), markup=False, highlight=False)

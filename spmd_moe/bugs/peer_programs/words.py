@@ -1,0 +1,37 @@
+"""Words of the programs for peers, beside those of every program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement
+
+from placements.testing import device_mesh
+from placements.torch_private import unseen
+from placements.types import TypesLike
+
+
+def loaded(pieces: Sequence[Tensor]) -> Tensor:
+    """This rank's piece, as a data loader gives it: a plain tensor without a type."""
+    with unseen():
+        return pieces[dist.get_rank()].detach().clone()
+
+
+def placed(value: Tensor, types: TypesLike, *, grad: bool = False) -> Any:
+    """`mine` as a DTensor; `peers.py` puts its own in the place of this."""
+    raise NotImplementedError(f"{value}, {types}, {grad}: this word is DTensor's")
+
+
+def from_local(local: Tensor, *placements: Placement) -> Any:
+    """What this rank holds of a DTensor: a claim that nobody checks."""
+    return DTensor.from_local(local, device_mesh(), placements, run_check=False)
+
+
+def locally(body: Callable[[], Tensor], outs: TypesLike) -> Tensor:
+    """A region without global types: the `local_map` of spmd_types in its global mode.
+
+    `outs` is the type of the result, which nothing but the region says; elsewhere there is
+    no difference between a region and the program around it.
+    """
+    return body()
