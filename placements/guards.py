@@ -209,11 +209,9 @@ def raw_collective(
     tensors = _tensors_in(args)
     what = next((found for found in map(name_of, tensors) if found), "")
     axis = _axis_of(group) if args else None
-    averages = any(
-        getattr(a, "reduceOp", a) == dist.ReduceOp.AVG
-        for a in args
-        if not isinstance(a, Tensor)
-    )
+    kinds = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+    said = [getattr(a, "reduceOp", a) for a in args]
+    averages = any(isinstance(op, kinds) and op == dist.ReduceOp.AVG for op in said)
     return PlacementError(
         f"{name} at {caller()}: a raw torch.distributed collective"
         + (f" on {what}" if what else "")

@@ -9,7 +9,7 @@ from placements.transitions import TRANSITIONS, Transition, dual_transition
 from placements.types import BY_LETTER, Shard
 
 # 25 rows share the examples of a profile.
-SHARE = 5
+SHARE = 40
 
 
 def test_the_gradient_of_the_gradient_is_the_value() -> None:
@@ -26,7 +26,7 @@ def test_the_backward_of_the_backward_is_the_forward(row: Transition) -> None:
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda r: f"{r.call}-{r.src}-{r.dst}")
 def test_transitions_keep_the_value_and_backward_is_adjoint(row: Transition) -> None:
-    @settings(max_examples=max(settings().max_examples // SHARE, 20))
+    @settings(max_examples=max(settings().max_examples // SHARE, 50))
     @given(move_cases(row=row))
     def law(case: MoveCase) -> None:
         check_transition(case)

@@ -20,7 +20,7 @@ from placements.types import R, V
 
 # Names share their flow with the others of their row, so the examples of a profile are
 # spread over the names.
-SHARE = 10
+SHARE = 100
 
 
 def test_every_op_has_a_case() -> None:
@@ -33,7 +33,7 @@ def test_every_op_has_a_case() -> None:
 @pytest.mark.parametrize("name", call_names())
 def test_accepted_calls_equal_one_device(name: str) -> None:
     tally = Tally()
-    count = max(settings().max_examples // SHARE, 40)
+    count = max(settings().max_examples // SHARE, 25)
 
     def law(placed: PlacedCall) -> None:
         if check_sound(placed, tally):

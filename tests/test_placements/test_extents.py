@@ -10,6 +10,7 @@ from placements import (
     Even,
     Folded,
     I,
+    Mesh,
     Padded,
     PlacementError,
     R,
@@ -25,6 +26,7 @@ from placements import (
     set_current_mesh,
     split,
     to_global,
+    to_local,
     type_of,
     typecheck,
 )
@@ -268,6 +270,19 @@ def test_zigzag_becomes_contiguous_by_collectives(ranks: int) -> None:
         assert torch.equal(join(held, {"cp": RUN}, mesh), value)
     for _, _, batch in results:
         assert torch.equal(batch, torch.cat([value, value + 1]))
+
+
+def test_an_axis_of_one_rank_changes_neither_an_index_nor_its_type() -> None:
+    with set_current_mesh(Mesh({"cp": 1, "tp": 2}, {"tp": 1})), typecheck():
+        x_LD = assert_type(torch.zeros(3, 2), {"tp": S(0)})
+        here_L = row_numbers(x_LD, 0)
+        over_cp_L = to_global(here_L, "cp", Even(3))
+        owner_L, again_L = to_local(over_cp_L, "cp", Even(3))
+        assert over_cp_L.tolist() == again_L.tolist() == [0, 1, 2]
+        assert type_of(over_cp_L) == type_of(again_L) == type_of(here_L)
+        assert owner_L.tolist() == [0, 0, 0] and type_of(owner_L) == {"tp": S(0)}
+        # still an index of this rank's own rows, so it can be counted over tp
+        assert to_global(over_cp_L, "tp", Even(6)).tolist() == [3, 4, 5]
 
 
 def test_causal_attention_is_in_balance_over_zigzag_rows() -> None:

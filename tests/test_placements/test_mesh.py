@@ -20,12 +20,14 @@ from placements import (
     ZigZag,
     assert_type,
     current_mesh,
+    redistribute,
     reinterpret_mesh,
     set_current_mesh,
     type_of,
     typecheck,
 )
 from placements.extents import Extent
+from placements.testing import run_ranks
 from placements.types import AxisType
 
 DENSE = {"dp": 2, "cp": 1, "tp": 4}
@@ -59,6 +61,18 @@ def test_bad_meshes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         Mesh(sizes, coordinate)
+
+
+def move_over_sizes_alone() -> None:
+    x = torch.ones(2)
+    with set_current_mesh({"dp": 1, "tp": 2}):
+        assert redistribute(x, "dp", src=P, dst=R) is x  # nothing is to be sent
+        with pytest.raises(ValueError, match="sizes alone, so nothing can be sent"):
+            redistribute(x, "tp", src=P, dst=R)
+
+
+def test_among_ranks_sizes_alone_send_nothing() -> None:
+    run_ranks({"tp": 2}, move_over_sizes_alone)
 
 
 def test_something_that_is_no_mesh_is_refused() -> None:
