@@ -36,7 +36,7 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     """The definition. Half precision on a CPU is computed in float32, which is faster."""
     out_MN = rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
-    for group, (start, end) in enumerate(_spans(ends_G)):
+    for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
             product = _widened(rows_MK[start:end]) @ _widened(matrices_GKN[group])
             out_MN[start:end] = product
@@ -47,6 +47,8 @@ def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     if rows_MK.is_meta:
         return _shape(rows_MK, matrices_GKN, ends_G)
     if _fits(rows_MK) and _fits(matrices_GKN) and rows_MK.shape[0] > 0:
+        if rows_MK.device.type == "cpu":  # elsewhere a look at the ends would wait for them
+            _spans(ends_G, rows_MK.shape[0])
         return F.grouped_mm(rows_MK, matrices_GKN, offs=ends_G)
     return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
 
@@ -59,14 +61,21 @@ def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     if _fits(rows_KM) and _fits(grads_MN) and rows_MK.shape[0] > 0:
         return F.grouped_mm(rows_KM, grads_MN, offs=ends_G)
     out_GKN = rows_MK.new_zeros(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
-    for group, (start, end) in enumerate(_spans(ends_G)):
+    for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
             out_GKN[group] = _widened(rows_KM[:, start:end]) @ _widened(grads_MN[start:end])
     return out_GKN
 
 
-def _spans(ends_G: Tensor) -> list[tuple[int, int]]:
+def _spans(ends_G: Tensor, rows: int) -> list[tuple[int, int]]:
+    """First row and last row + 1 of each group; together they must be all rows."""
     ends = on_host(ends_G)
+    last = ends[-1] if ends else 0
+    if last != rows:
+        raise ValueError(
+            f"the groups have {last} rows, but there are {rows}: the counts must be those "
+            "of the rows that were received"
+        )
     return list(zip([0, *ends], ends, strict=False))
 
 

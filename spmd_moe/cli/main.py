@@ -6,6 +6,7 @@ without a traceback unless `--debug` asks for it.
 
 import argparse
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -50,18 +51,28 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(given)
     module, _ = COMMANDS[chosen.command]
     try:
-        return importlib.import_module(module).run(chosen, make_console())
-    except PlacementError as error:  # before ValueError, which it is too
+        code = importlib.import_module(module).run(chosen, make_console())
+        print(end="", flush=True)  # here, where it can be said that it fails
+        return code
+    except PlacementError as error:
         if chosen.debug:
             raise
         print(error, file=sys.stderr)
         return 1
-    except (BadInput, ValueError) as error:
+    except BadInput as error:
         if chosen.debug:
             raise
         line = " ".join(str(error).split())
         print(f"spmd-moe {chosen.command}: {line}", file=sys.stderr)
         return 2
+    except OSError as error:  # of the output; files that are asked for are BadInput
+        if chosen.debug:
+            raise
+        if not isinstance(error, BrokenPipeError):  # else the reader has seen enough
+            print(f"spmd-moe {chosen.command}: cannot write: {error}", file=sys.stderr)
+        # Python writes what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print(f"spmd-moe {chosen.command}: interrupted", file=sys.stderr)
         return 130

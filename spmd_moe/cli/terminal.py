@@ -1,7 +1,5 @@
 """What commands print on, and the error for input that cannot be used."""
 
-import sys
-
 from rich.console import Console
 
 WIDTH = 100  # where there is no terminal to ask, and the most that a table takes
@@ -14,6 +12,6 @@ class BadInput(Exception):  # noqa: N818 - what the user gave, not what went wro
 def make_console() -> Console:
     """Colours only on a terminal; a fixed width elsewhere."""
     console = Console()
-    if not sys.stdout.isatty() or console.width > WIDTH:
+    if not console.is_terminal or console.width > WIDTH:
         return Console(width=WIDTH)
     return console

@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "group sizes that are not the counts", AllToAllDispatcher._exchange,
-        "received_WG.sum(0), plan)", "counts_WG.sum(0), plan)", REFERENCE, "y: ",
+        "received_WG.sum(0), plan)", "counts_WG.sum(0), plan)", SIZES, "but there are",
     ),
     Mutant(
         "rows not regrouped by expert", AllToAllDispatcher._exchange,

@@ -91,3 +91,13 @@ def test_it_has_a_fake_and_runs_on_meta_tensors() -> None:
     rows, matrices, ends, _ = operands([1, 2], 4, 4, torch.float32)
     found = grouped_mm(rows.to("meta"), matrices.to("meta"), ends.to("meta"))
     assert found.shape == (3, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("ends", [[2, 3], [2, 5]])
+def test_groups_that_are_not_the_rows_are_refused(
+    dtype: torch.dtype, ends: list[int]
+) -> None:
+    rows_MK, matrices_GKN = torch.ones(4, 8, dtype=dtype), torch.ones(2, 8, 8, dtype=dtype)
+    with pytest.raises(ValueError, match="but there are 4"):
+        grouped_mm(rows_MK, matrices_GKN, torch.tensor(ends, dtype=torch.int32))
