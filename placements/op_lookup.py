@@ -4,7 +4,7 @@ An op of the table; a question that reveals no value; a value read as a number; 
 entrance to backward; or something that is not known, and refused.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,13 +12,15 @@ from torch import Tensor
 from placements import tags
 from placements.autograd_rules import AUTOGRAD, gradient_of
 from placements.callsite import caller, name_of
-from placements.describe import described
+from placements.describe import checked_mesh, described
 from placements.effects import check_data, unwritten
 from placements.errors import PlacementError, mismatch
 from placements.guards import raw_collective
+from placements.numbers import RANK_NUMBERS, RankNumber, filled_with
 from placements.ops import METADATA, OPS, READS, SOURCES, Op
 from placements.padding import padded_at
 from placements.ranks_and_sizes import count_read, shape_of
+from placements.tensor_type import FILLED, ZERO, from_factory
 from placements.torch_private import op_name
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
@@ -54,6 +56,8 @@ def _find(func: Any) -> Any:
         return _set_data
     if name in ("shape", "size", "numel", "nelement"):
         return shape_of
+    if name == "tensor":
+        return _literal
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
         return _pass
     if name in ("numpy", "__array__"):
@@ -100,6 +104,18 @@ def _custom(func: Any, name: str, call: Call) -> Any:
 
 def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
+
+
+def _literal(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch.tensor(2.0) is one number, as full((), 2.0) is; of a list nobody said it."""
+    result = func(*args, **kwargs)
+    value = args[0] if args else kwargs.get("data")
+    if isinstance(value, int | float | complex) and not result.requires_grad:
+        mesh = checked_mesh()
+        fill = from_factory(mesh, FILLED if value else ZERO)
+        belongs = value.__class__ in RANK_NUMBERS
+        tags.put(result, filled_with(mesh, cast(RankNumber, value)) if belongs else fill)
+    return result
 
 
 def _set_data(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

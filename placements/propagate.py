@@ -136,8 +136,11 @@ class Typecheck(TorchFunctionMode):
             )
         inference = CallInference(call, where, args, kwargs)
         tensors = inference.tensors
-        if call.in_place and call.op.group in _OVERWRITES and tags.get(tensors[0]) is None:
-            return _UNTYPED  # a tensor that is being initialised, not yet declared
+        if tensors and tags.get(tensors[0]) is None:
+            # It is being initialised, or copied (by a module's `to`, a state dict) before
+            # it is declared; without a type it stays, so nothing can be made of it.
+            if call.op.group in (_OVERWRITES if call.in_place else _COPIES):
+                return _UNTYPED
         if self.lenient and any(tags.get(t) is None for t in tensors):
             return _UNTYPED
         try:
@@ -169,6 +172,9 @@ _UNTYPED = object()
 
 # In-place ops that replace all values, so that what was there does not matter.
 _OVERWRITES = ("random", "copies and casts")
+
+# Ops that give the same values.
+_COPIES = ("copies and casts",)
 
 
 def _key(arg: Any) -> Any:
