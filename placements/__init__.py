@@ -1,22 +1,22 @@
 """What every tensor is across ranks: types per mesh axis, checked while code runs.
 
-types, extents, index   what can be said of a tensor on one axis, of a dim (one run of it
-                        per rank: runs), of an integer
+types, index            what can be said of a tensor on one axis, of an integer
+runs, extents           which rows of a cut dim each rank holds
 meaning                 what a type means: split a global value, join the locals
 duals, rules, ops       tables: gradient types; how types combine; every known torch op
 flows/                  where the dims of an op's operands go
 infer, retype           pure inference, for ops and for transitions
-validity, padding       rows of padding: what is known of them (pad_rules, pad_moves)
 transitions, moves      table of collectives and casts; running them, with their backward
 collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
-propagate, guards       the mode that checks every op; the doors that it does not see
+propagate, op_lookup    the mode that checks every op; call_inference: one call of it
+guards, effects         doors that the mode does not see; opaque code that writes; buffers
 numbers                 Python numbers that belong to an axis: ranks_and_sizes
-declarations, typed        types on tensors and modules; types in signatures
+validity, padding       rows of padding: what a type says of them, pad_rules, pad_rows
+generators, draws       random state of each rank's own, or shared
+declarations, typed     types on tensors and modules; types in signatures
 parameters              the declared types of a module's parameters; what follows from them:
                         gradients, clipping, checkpoint; averages over split dims
-verify                  compares values across ranks (fingerprints, logs, crosscheck, draws,
-                        exchange)
-generators, effects     random state, and memory that opaque code writes
+verify                  compares values across ranks (logs, fingerprints, crosscheck, exchange)
 errors, suggest         one exception, one format, fixes that were tried
 """
 

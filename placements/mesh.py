@@ -144,7 +144,7 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         raise ValueError("this rank is not part of the DeviceMesh")
     made = Mesh(
         dict(zip(names, shape, strict=True)),
-        dict(zip(names, place, strict=True)),
+        dict(zip(names, map(int, place), strict=True)),
         mesh,
     )
     setattr(mesh, _ATTRIBUTE, made)

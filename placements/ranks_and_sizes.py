@@ -77,11 +77,19 @@ def watch_ranks(replace: Callable[[Any, str, Any], None]) -> None:
         axes = _axes_of(self.get_group(mesh_dim), mesh)
         return _rank(place, mesh, axes, f"get_local_rank({mesh_dim or ''!r})")
 
+    def coordinate(self: Any) -> Any:
+        places = get_coordinate(self)
+        if places is None or current.mode is None or self.mesh_dim_names is None:
+            return places
+        return [local_rank(self, axis) for axis in self.mesh_dim_names]
+
     def part_of_mesh(self: Any, names: Any) -> Any:
         with unseen():  # the mesh's own tensors have no type
             return get_part(self, names)
 
     get_part: Any = DeviceMesh.__getitem__
+    get_coordinate: Any = DeviceMesh.get_coordinate
+    replace(DeviceMesh, "get_coordinate", coordinate)
     replace(DeviceMesh, "__getitem__", part_of_mesh)
     replace(dist, "get_rank", rank_in_group)
     replace(DeviceMesh, "get_local_rank", local_rank)

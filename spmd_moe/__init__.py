@@ -9,6 +9,9 @@ permute     orders and their inverses              own_rows    pieces seen as ow
 dispatch    rows to experts and back; here, or by dispatch_all_to_all
 grouped_mm  rows times their group's matrix        experts, shared, combine, layer
 initialise  weights that do not depend on the mesh reference   the one-device oracle
+
+cli/        the command `spmd-moe`                 training/   what `spmd-moe train` trains
+bugs/       published bugs as programs, and what refuses them
 """
 
 from spmd_moe.balance import update_expert_bias as update_expert_bias

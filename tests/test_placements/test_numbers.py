@@ -66,6 +66,7 @@ CHOICES: dict[str, Callable[[Tensor], Tensor]] = {
     "unbind": lambda x: x.unbind(0)[rank_in_group()],
     "slice": lambda x: x[axis_rank("tp") * 2 : (axis_rank("tp") + 1) * 2],
     "select": lambda x: x[rank_in_group()],
+    "coordinate": lambda x: x[device_mesh().get_coordinate()[1]],
     "narrow": lambda x: x.narrow(0, device_mesh().get_local_rank("tp") * 2, 2),
     "times": lambda x: x * (axis_rank("tp") + 1),
     "roll": lambda x: x.roll(axis_rank("tp"), 0),
