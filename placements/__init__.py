@@ -16,7 +16,7 @@ generators, draws       random state of each rank's own, or shared
 declarations, typed     types on tensors and modules; types in signatures
 parameters              the declared types of a module's parameters; what follows from them:
                         gradients, clipping, checkpoint; averages over split dims
-verify                  compares values across ranks (logs, fingerprints, crosscheck, exchange)
+verify                  compares values across ranks (logs, fingerprints, crosscheck)
 errors, suggest         one exception, one format, fixes that were tried
 """
 
