@@ -1,24 +1,31 @@
 """The machine-readable report; docs/check.md describes the schema."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from placements.ledger import Entry
+from spmd_moe.cli.check_layer import Result
 from spmd_moe.cli.compare_meshes import Candidate
 from spmd_moe.cli.crossings import Crossing
 from spmd_moe.cli.simulate import Simulated
-from spmd_moe.cli.trace import Memory, Trace, Workload
+from spmd_moe.cli.trace import Memory, Workload
 
 VERSION = 1  # of the schema; it changes when a key changes its meaning or goes
 
 
-def report(kind: str, passed: bool, **content: Any) -> dict[str, Any]:
-    return {"version": VERSION, "report": kind, "passed": passed, **content}
+def print_report(
+    kind: str, passed: bool, *, failure: str | None = None, **content: Any
+) -> None:
+    """The one object of `--json`; `failure` is what ended the check, if something did."""
+    report = {"version": VERSION, "report": kind, "passed": passed, "failure": failure}
+    print(json.dumps({**report, **content}, indent=2))
 
 
-def of_check(trace: Trace, work: Workload, run: Simulated | None) -> dict[str, Any]:
+def of_check(result: Result, work: Workload) -> dict[str, Any]:
     """One configuration."""
+    trace = result.trace
     return {
         "configuration": trace.configuration,
         "parallel": asdict(trace.parallel),
@@ -27,7 +34,7 @@ def of_check(trace: Trace, work: Workload, run: Simulated | None) -> dict[str, A
         "collectives": of_entries(trace.collectives),
         "gradient_sums": of_entries(trace.gradient_sums),
         "memory": of_memory(trace.memory),
-        "simulated": None if run is None else of_run(run),
+        "simulated": None if result.run is None else _of_run(result, result.run),
     }
 
 
@@ -83,13 +90,14 @@ def of_candidate(one: Candidate) -> dict[str, Any]:
     }
 
 
-def of_run(run: Simulated) -> dict[str, Any]:
+def _of_run(result: Result, run: Simulated) -> dict[str, Any]:
     return {
-        "passed": run.agrees,
+        "passed": result.passed,
         "model": asdict(run.config),
         "parallel": asdict(run.parallel),
         "work": of_work(run.work),
         "differences": run.differences,
+        "sent_otherwise": list(result.sent_otherwise),
         "collectives": of_entries(run.sent),
         "gradient_sums": of_entries(run.gradient_sums),
     }

@@ -10,7 +10,7 @@ from spmd_moe.cli.scale import fits, scaled_down
 from spmd_moe.cli.simulate import Simulated, simulate
 from spmd_moe.cli.trace import Trace, Workload, trace
 from spmd_moe.config import MoEConfig, Parallel, check_together
-from spmd_moe.layouts import CONFIGURATIONS, configuration
+from spmd_moe.layouts import CONFIGURATIONS
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,35 @@ class Result:
 
     trace: Trace
     run: Simulated | None
+    sent_otherwise: tuple[str, ...] = ()  # what that run sent and its trace does not say
 
     @property
     def passed(self) -> bool:
-        return self.run is None or (self.run.agrees and sent_as_traced(self.run))
+        return self.run is None or (self.run.agrees and not self.sent_otherwise)
 
 
-def all_configurations(config: MoEConfig, degrees: Parallel) -> list[Parallel]:
-    """Every configuration of the layer on these ranks, as far as it can be cut so."""
+@dataclass(frozen=True)
+class Configurations:
+    """Those of the layer on some ranks, by name, and why the others are left out."""
+
+    found: dict[str, Parallel]
+    left_out: dict[str, str]
+
+
+def all_configurations(config: MoEConfig, degrees: Parallel) -> Configurations:
+    """Every configuration of the layer on these ranks, tp and ep above 1."""
+    cuts = ((degrees.ep, 1), (1, 1), (degrees.ep, degrees.tp))
+    tried = [(ep, etp, sp) for ep, etp in cuts for sp in (True, False)]
     found: dict[str, Parallel] = {}
-    for ep, etp in ((degrees.ep, 1), (1, 1), (degrees.ep, degrees.tp)):
-        for sp in (True, False):
-            try:
-                made = replace(degrees, ep=ep, etp=etp, sequence_parallel=sp)
-                check_together(config, made)
-            except ValueError:
-                continue
-            found.setdefault(configuration(made), made)
-    return [found[name] for name in CONFIGURATIONS if name in found]
+    left_out: dict[str, str] = {}
+    for name, (ep, etp, sp) in zip(CONFIGURATIONS, tried, strict=True):
+        try:
+            made = replace(degrees, ep=ep, etp=etp, sequence_parallel=sp)
+            check_together(config, made)
+            found[name] = made
+        except ValueError as error:
+            left_out[name] = str(error)
+    return Configurations(found, left_out)
 
 
 def check_layer(
@@ -44,25 +55,35 @@ def check_layer(
 ) -> list[Result]:
     """Check and, where the layer fits or is scaled down, run every configuration."""
     results: list[Result] = []
-    for parallel in progress(parallels, "checking", len(parallels)):
-        found = trace(config, parallel, work)
-        small = None
-        if scale_down or fits(config, parallel, work):
-            small = scaled_down(config, parallel, work)
-        results.append(Result(found, None if small is None else simulate(*small)))
+    with progress(parallels, "checking", len(parallels)) as shown:
+        for parallel in shown:
+            found = trace(config, parallel, work)
+            small = None
+            if scale_down or fits(config, parallel, work):
+                small = scaled_down(config, parallel, work)
+            if small is None:
+                results.append(Result(found, None))
+            else:
+                run = simulate(*small)
+                results.append(Result(found, run, sent_otherwise(run, trace(*small))))
     return results
 
 
-def sent_as_traced(run: Simulated) -> bool:
-    """Whether rank 0 sent what its trace says; rows of all-to-alls depend on the data."""
-    traced = trace(run.config, run.parallel, run.work)
-    return _fixed(traced.collectives) == _fixed(run.sent) and (
-        _fixed(traced.gradient_sums) == _fixed(run.gradient_sums)
+def sent_otherwise(run: Simulated, traced: Trace) -> tuple[str, ...]:
+    """Where rank 0 and its trace differ; rows of all-to-alls depend on the data."""
+    said = _fixed(traced.collectives, traced.gradient_sums)
+    sent = _fixed(run.sent, run.gradient_sums)
+    return (
+        *(f"{count} x {what} traced, not sent" for what, count in (said - sent).items()),
+        *(f"{count} x {what} sent, not traced" for what, count in (sent - said).items()),
     )
 
 
-def _fixed(entries: Iterable[Entry]) -> Counter[tuple[str, str, bool, int]]:
+def _fixed(step: Iterable[Entry], gradient_sums: Iterable[Entry]) -> Counter[str]:
+    """How many collectives of each kind and size."""
+    phases = [*((e, " in backward" if e.backward else "") for e in step)]
+    phases += [(e, " of gradients") for e in gradient_sums]
     return Counter(
-        (e.axis, e.kind, e.backward, 0 if e.kind == "all-to-all" else e.nbytes)
-        for e in entries
+        f"{e.kind} {e.axis}{'' if e.kind == 'all-to-all' else f' {e.nbytes} B'}{phase}"
+        for e, phase in phases
     )

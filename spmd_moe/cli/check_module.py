@@ -1,61 +1,28 @@
 """`spmd-moe check --module`: what was checked of a module of one's own, told."""
 
-import json
+import argparse
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from spmd_moe.cli import check_json
+from placements import PlacementError
+from placements.testing.failures import RankFailure
+from spmd_moe.cli import check_json, legends
+from spmd_moe.cli.degrees import parse_mesh
 from spmd_moe.cli.own_module import OwnModule, own_module
+from spmd_moe.cli.progress import progress
 from spmd_moe.cli.run_own_module import (
+    Checked,
     check_gradients,
     check_reference,
     check_types,
     check_values,
 )
-from spmd_moe.cli.tables import LEGEND, crossing_table, titled
-from spmd_moe.cli.terminal import BadInput
-
-
-def run_module(name: str, mesh: str | None, console: Console, *, as_json: bool) -> int:
-    """0 if all checks pass, 1 if one fails; PlacementError if it does not type-check."""
-    own = own_module(name, None if mesh is None else parse_mesh(mesh))
-    found = check_types(own)
-    done = ["types"]
-    failure = ""
-    try:
-        check_values(own)
-        done.append("values")
-        check_gradients(own, found.outs)
-        done.append("gradients")
-        if own.reference is not None:
-            check_reference(own)
-            done.append("reference")
-    except AssertionError as error:
-        failure = str(error)
-    if as_json:
-        content: dict[str, Any] = {
-            "module": name,
-            "mesh": own.mesh,
-            "crossings": [check_json.of_crossing(row) for row in found.crossings],
-            "collectives": check_json.of_entries(found.collectives),
-            "checked": done,
-            "failure": failure or None,
-        }
-        print(json.dumps(check_json.report("module", not failure, **content), indent=2))
-        return 1 if failure else 0
-    titled(console, _title(own), crossing_table(found.crossings))
-    console.print(LEGEND, highlight=False)
-    console.print()
-    for check in done:
-        console.print(f"{check + ':':<11} {SAID[check]}", highlight=False)
-    if own.reference is None:
-        console.print("reference:  none; a staticmethod `reference` would be compared")
-    if failure:
-        print(failure, file=sys.stderr)
-    return 1 if failure else 0
-
+from spmd_moe.cli.show_crossings import show_crossings
+from spmd_moe.cli.tables import say
+from spmd_moe.cli.user_code import blamed
 
 SAID = {
     "types": "every op fits",
@@ -64,20 +31,78 @@ SAID = {
     "reference": "results and gradients are those of one device",
 }
 
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """`dp=2,tp=4`, with any names."""
-    sizes: dict[str, int] = {}
-    for item in filter(None, text.replace(" ", "").split(",")):
-        axis, _, count = item.partition("=")
-        if not (axis.isidentifier() and count.isdigit() and int(count) >= 1):
-            raise BadInput(f"--mesh {text}: {item!r} is no axis; write it as dp=2,tp=4")
-        sizes[axis] = int(count)
-    if not sizes:
-        raise BadInput("--mesh: names no axis; write it as dp=2,tp=4")
-    return sizes
+# After the types: what each check is called, and what makes it.
+CHECKS: dict[str, Callable[[OwnModule, Checked], None]] = {
+    "values": check_values,
+    "gradients": check_gradients,
+    "reference": check_reference,
+}
 
 
-def _title(own: OwnModule) -> str:
-    sizes = ",".join(f"{axis}={size}" for axis, size in own.mesh.items())
-    return f"{own.name} on {sizes}, as rank 0 sees it"
+@dataclass
+class _Outcome:
+    """What the types said, the checks that passed, and what the next one said."""
+
+    types: Checked | None = None
+    done: list[str] = field(default_factory=list[str])
+    failure: str | None = None
+
+
+def run_module(args: argparse.Namespace, console: Console) -> int:
+    """0 if all checks pass, 1 if one fails."""
+    own = own_module(args.module, None if args.mesh is None else parse_mesh(args.mesh))
+    outcome = _Outcome()
+    try:
+        _check(own, outcome)
+    except (PlacementError, RankFailure, AssertionError) as error:
+        if args.debug:
+            raise
+        outcome.failure = str(error) or repr(error)
+    if args.json:
+        _print_json(own, outcome)
+    else:
+        _show(console, own, outcome)
+    return 0 if outcome.failure is None else 1
+
+
+def _check(own: OwnModule, outcome: _Outcome) -> None:
+    names = [name for name in SAID if name != "reference" or own.reference is not None]
+    with progress(names, "checking", len(names)) as shown:
+        for name in shown:
+            if outcome.types is None:
+                with blamed(own.name, own.cls, PlacementError):
+                    outcome.types = check_types(own)
+            elif name == "gradients" and not outcome.types.smooth:
+                continue  # integers alone: there are none
+            else:
+                with blamed(own.name, own.cls, PlacementError, RankFailure, AssertionError):
+                    CHECKS[name](own, outcome.types)
+            outcome.done.append(name)
+
+
+def _print_json(own: OwnModule, outcome: _Outcome) -> None:
+    types = outcome.types
+    check_json.print_report(
+        "module",
+        outcome.failure is None,
+        failure=outcome.failure,
+        module=own.name,
+        mesh=own.mesh,
+        crossings=[check_json.of_crossing(row) for row in types.crossings] if types else [],
+        collectives=check_json.of_entries(types.collectives) if types else [],
+        checked=outcome.done,
+    )
+
+
+def _show(console: Console, own: OwnModule, outcome: _Outcome) -> None:
+    if outcome.types is not None:
+        sizes = ",".join(f"{axis}={size}" for axis, size in own.mesh.items())
+        title = f"{own.name} on {sizes}, as rank 0 sees it"
+        show_crossings(console, title, outcome.types.crossings)
+        say(console, f"{legends.CROSSINGS}\n")
+    for name in outcome.done:
+        say(console, f"{name + ':':<11} {SAID[name]}")
+    if outcome.failure is not None:
+        print(outcome.failure, file=sys.stderr)
+    elif own.reference is None:
+        say(console, "reference:  none; a staticmethod `reference` would be compared")

@@ -4,27 +4,22 @@ Each mesh is type-checked on meta tensors; bytes and memory are read from that t
 meshes do the same work: as many sequences as there are ranks, times `--batch`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from rich.table import Table
+from rich.console import Console
 
 from placements.ledger import Entry
-from spmd_moe.cli.tables import plain_table, size
+from spmd_moe.cli.divisors import divisors
+from spmd_moe.cli.tables import print_numbers, size
 from spmd_moe.cli.terminal import BadInput
 from spmd_moe.cli.trace import Memory, Workload, trace
 from spmd_moe.config import MoEConfig, Parallel, check_together
 
 SHOWN = 24  # rows of the table; --json has all
 
-LEGEND = """\
-memory: what one rank keeps for this layer: weights, as much for gradients, AdamW (two
-tensors like each weight, as torch.optim.AdamW has them), activ. (what autograd keeps
-from forward to backward). Weights are whole on dp and cp (no FSDP). forward, backward,
-reduce (of gradients): bytes that one rank puts on the wire, by rings: all-reduce
-2(n-1)/n of its tensor, reduce-scatter and all-to-all (n-1)/n, all-gather n-1 times its
-piece. Routing is taken as balanced."""
+MAX_RANKS = 2**20
 
 
 @dataclass(frozen=True)
@@ -44,13 +39,15 @@ class Candidate:
 
 def feasible(config: MoEConfig, ranks: int, cp: int) -> list[Parallel]:
     """All degrees that make up `ranks` and into which the layer can be cut."""
-    if ranks < 1 or ranks % cp:
-        raise BadInput(f"--ranks {ranks}: must be a multiple of cp ({cp}) and at least 1")
+    if not 1 <= ranks <= MAX_RANKS or ranks % cp:
+        raise BadInput(
+            f"--ranks {ranks}: must be a multiple of cp ({cp}), at least 1 and at most "
+            f"{MAX_RANKS}"
+        )
     found: list[Parallel] = []
-    degrees = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    for tp, ep in product(degrees, degrees):
+    for tp, ep in product(divisors(ranks // cp), divisors(ranks)):
         for etp, sp in product(sorted({1, tp if ep > 1 else 1}), (False, True)):
-            if (ranks // cp) % tp or (sp and tp == 1):
+            if sp and tp == 1:
                 continue
             try:
                 parallel = Parallel(
@@ -97,18 +94,17 @@ def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: (c.memory.total, c.sent))
 
 
-def table_of(candidates: list[Candidate]) -> Table:
-    table = plain_table(
+def show_candidates(console: Console, candidates: Sequence[Candidate]) -> None:
+    heads = (
         "dp", "tp", "ep", "etp", "sp", "weights", "AdamW", "activ.", "memory",
         "forward", "backward", "reduce",
     )  # fmt: skip
-    for candidate in candidates[:SHOWN]:
+    rows: list[list[str]] = []
+    for candidate in candidates:
         memory, mesh = candidate.memory, candidate.parallel
         kept = memory.parameters, memory.optimizer, memory.activations, memory.total
         sent = candidate.forward, candidate.backward, candidate.gradient_sums
-        table.add_row(
-            *map(str, (mesh.dp, mesh.tp, mesh.ep, mesh.etp)),
-            "on" if mesh.sequence_parallel else "off",
-            *map(size, (*kept, *sent)),
-        )
-    return table
+        degrees = map(str, (mesh.dp, mesh.tp, mesh.ep, mesh.etp))
+        sp = "on" if mesh.sequence_parallel else "off"
+        rows.append([*degrees, sp, *map(size, (*kept, *sent))])
+    print_numbers(console, heads, rows, keys=5, text=0)

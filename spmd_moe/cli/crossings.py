@@ -4,6 +4,7 @@ A `Recorder` watches one checked forward and the backward after it. Nothing here
 layer: names come from its signatures, types from the checker, bytes from the collectives.
 """
 
+import pkgutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Crossing:
     name: str
     where: str
     role: str
+    of_method: bool  # of a class that declares the boundary
     dtype: str
     local_shape: tuple[int, ...]
     type: TensorType
@@ -54,9 +56,8 @@ class Recorder:
     def __init__(self) -> None:
         self.crossings: list[Crossing] = []
         self.collectives: list[Entry] = []
-        self._known: dict[
-            int, tuple[Tensor, Crossing]
-        ] = {}  # tensors kept: ids stay theirs
+        # Tensors are kept, so that ids stay theirs.
+        self._known: dict[int, tuple[Tensor, Crossing]] = {}
         self._entering = ""  # the name of what enters a collective
         self._sent: list[Entry] = []  # by a collective whose result is not seen yet
         self._at: Crossing | None = None  # whose gradient backward is about to use
@@ -83,7 +84,10 @@ class Recorder:
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
         found = tags.get(x)
         if found is not None and id(x) not in self._known:
-            role = PARAMETER if isinstance(x, nn.Parameter) else BUFFER
+            own = dict(
+                module.named_parameters(recurse=False)
+            )  # whatever stands in for them
+            role = PARAMETER if name in own else BUFFER
             self._add(x, name, type(module).__name__, role, found)
 
     def backward(self) -> None:
@@ -101,8 +105,9 @@ class Recorder:
         self, x: Tensor, name: str, where: str, role: str, found: TensorType
     ) -> Crossing:
         made = Crossing(
-            name, where, role, dtype_name(x), tuple(x.shape), found, x.requires_grad
-        )
+            name, where, role, _is_of_method(where), dtype_name(x), tuple(x.shape), found,
+            x.requires_grad,
+        )  # fmt: skip
         self._known[id(x)] = x, made
         self.crossings.append(made)
         return made
@@ -115,6 +120,14 @@ def _short(where: str) -> str:
     """`route.Router.score` -> `score`, `route.Router.forward` -> `Router`."""
     *path, last = where.split(".")
     return path[-1] if path and last == "forward" else last
+
+
+def _is_of_method(where: str) -> bool:
+    """Whether `package.module.Class.method` is the path, and not that of a function."""
+    try:
+        return isinstance(pkgutil.resolve_name(where.rpartition(".")[0]), type)
+    except (ImportError, AttributeError, ValueError):  # a local class, a collective
+        return False
 
 
 class _Record(Ledger):

@@ -6,16 +6,14 @@
                arguments by name and `weights`, the global parameters by name
 
 Dims that a parameter's annotation names have its size; the others have `OTHER_DIMS` rows
-on every rank. An axis that an annotation leaves open is Replicate.
+on every rank. An axis that an annotation leaves open is Replicate. Integers are 0 or 1.
 """
 
-import importlib
 import inspect
-import os
-import sys
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +22,22 @@ from placements.annotations import Variable
 from placements.declarations import declarations
 from placements.mesh import set_current_mesh
 from placements.state import suspended
-from placements.testing.arguments import Argument, arguments_of
 from placements.testing.draws import numbers, seeded
 from placements.torch_private import unseen
 from placements.types import AxisType, R, Shard, as_axis_type
+from spmd_moe.cli.forward_hints import (
+    Asked,
+    axes_of_result,
+    check_result,
+    plain_forward,
+    read_arguments,
+)
 from spmd_moe.cli.terminal import BadInput
+from spmd_moe.cli.user_code import blamed, find_class
 
 OTHER_DIMS = 3
+INTEGERS = 2  # integers are drawn below it: they may be indices of what is small
+MAX_RANKS = 16
 
 Types = dict[str, AxisType]
 Placed = tuple[Tensor, Types]
@@ -52,49 +59,74 @@ class OwnModule:
         own = {_alias(name): placed for name, placed in self.parameters.items()}
         return {**self.inputs, **own}
 
-    def call(self, **values: Tensor) -> Any:
-        """The module on this rank's parts of `placed`."""
+    def call(self, **values: Tensor) -> list[Tensor]:
+        """The tensors that the module returns on this rank's parts of `placed`."""
         weights = {name: values.pop(_alias(name)) for name in self.parameters}
-        return torch.func.functional_call(_build(self.name, self.cls), weights, (), values)
+        signature = inspect.signature(plain_forward(self.cls))
+        first = [
+            values.pop(one.name)
+            for one in signature.parameters.values()
+            if one.kind is one.POSITIONAL_ONLY and one.name in values
+        ]
+        module = _build(self.name, self.cls)
+        result = torch.func.functional_call(module, weights, tuple(first), values)
+        return self._tensors("forward", result)
 
     @property
-    def reference(self) -> Callable[..., Any] | None:
+    def reference(self) -> Callable[..., list[Tensor]] | None:
         """The same on one device, from the global values of `placed`; None if not given."""
         target = getattr(self.cls, "reference", None)
         if target is None:
             return None
 
-        def call(**values: Tensor) -> Any:
+        def call(**values: Tensor) -> list[Tensor]:
             weights = {name: values.pop(_alias(name)) for name in self.parameters}
-            return target(**values, weights=weights)
+            return self._tensors("reference", target(**values, weights=weights))
 
         return call
+
+    def _tensors(self, where: str, result: Any) -> list[Tensor]:
+        """Those in tuples, lists and dicts, in order; numbers and None are passed over."""
+        if isinstance(result, Tensor):
+            return [result]
+        if result is None or isinstance(result, bool | int | float | str):
+            return []
+        if isinstance(result, dict):
+            result = list(cast(dict[Any, Any], result).values())
+        if not isinstance(result, tuple | list):
+            raise BadInput(
+                f"--module {self.name}: {where} returns a {type(result).__name__}; return "
+                "tensors, or tuples, lists and dicts of them"
+            )
+        parts = cast(list[Any], result)
+        return [tensor for part in parts for tensor in self._tensors(where, part)]
 
 
 def own_module(name: str, mesh: Mapping[str, int] | None) -> OwnModule:
     """The class of that name, with values to feed it; BadInput says what is missing."""
-    cls = _find(name)
-    # Annotations may read attributes, so there is a module before there are axes.
-    with set_current_mesh(dict(mesh) if mesh else None):
-        module = _build(name, cls)
-        try:
-            arguments = arguments_of(module)
-        except ValueError as error:
-            text = str(error).replace(repr(module), "forward")
-            raise BadInput(f"--module {name}: {text}") from None
-        _check_others(name, cls, arguments)
-        axes = dict(mesh) if mesh else dict.fromkeys(_axes_of(arguments, module), 2)
-    with set_current_mesh(axes):
-        module = _build(name, cls)
-        dims = _dims_of_parameters(module)
-        inputs = {
-            one.name: _placed(name, one.name, _shape(one, dims), _types(one, axes), axes)
-            for one in arguments
-        }
-        parameters = {
-            path: _placed(name, path, tuple(value.shape), types, axes)
-            for path, value, types in _declared_parameters(name, module, axes)
-        }
+    cls = find_class(name)
+    with blamed(name, cls):
+        # Annotations may read attributes, so there is a module before there are axes.
+        with set_current_mesh(dict(mesh) if mesh else None):
+            module = _build(name, cls)
+            asked = read_arguments(name, module)
+            said = axes_of_result(name, module)
+            axes = dict(mesh) if mesh else dict.fromkeys(_axes_of(asked, module, said), 2)
+            _check_size(name, axes)
+        with set_current_mesh(axes):
+            module = _build(name, cls)
+            check_result(name, module, axes)
+            dims = _dims_of_parameters(module)
+            inputs = {
+                one.name: _placed(
+                    name, one.name, _shape(one, dims), _types(one, axes), axes, one.dtype
+                )
+                for one in asked
+            }
+            parameters = {
+                path: _placed(name, path, tuple(value.shape), types, axes, value.dtype)
+                for path, value, types in _declared_parameters(name, module, axes)
+            }
     return OwnModule(name, cls, axes, inputs, parameters)
 
 
@@ -102,57 +134,34 @@ def _alias(name: str) -> str:
     return "weight__" + name.replace(".", "__")
 
 
-def _find(name: str) -> type[nn.Module]:
-    path, _, leaf = name.replace(":", ".").rpartition(".")
-    if not path:
-        raise BadInput(f"--module {name}: write it as package.Class")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(path), leaf, None)
-    except ImportError as error:
-        raise BadInput(
-            f"--module {name}: {error}; run it where {path} can be imported"
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise BadInput(f"--module {name}: {path} has no nn.Module of the name {leaf!r}")
-    return found
-
-
 def _build(name: str, cls: type[nn.Module]) -> nn.Module:
     try:
         inspect.signature(cls).bind()
     except TypeError as error:
         raise BadInput(
-            f"--module {name}: {leaf_of(name)}() must need no arguments ({error}); give it "
+            f"--module {name}: {cls.__name__}() must need no arguments ({error}); give it "
             "defaults, or name a subclass that fills them in"
         ) from None
-    with unseen(), suspended():  # what is being made is not declared yet
+    with blamed(name, cls), unseen(), suspended():  # what is being made is not declared yet
         torch.default_generator.manual_seed(0)
         return cls().double()
 
 
-def leaf_of(name: str) -> str:
-    return name.replace(":", ".").rpartition(".")[2]
-
-
-def _check_others(name: str, cls: type[nn.Module], arguments: list[Argument]) -> None:
-    known = {"self", *(argument.name for argument in arguments)}
-    for parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.values():
-        needed = parameter.default is inspect.Parameter.empty
-        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if needed and not variadic and parameter.name not in known:
-            raise BadInput(
-                f"--module {name}: forward needs {parameter.name!r}, which is not "
-                "annotated as a tensor with On(...); annotate it, or give it a default"
-            )
-
-
-def _axes_of(arguments: list[Argument], module: nn.Module) -> list[str]:
-    said = [axis for argument in arguments for axis in argument.on]
+def _axes_of(asked: list[Asked], module: nn.Module, of_result: set[str]) -> list[str]:
+    said = [axis for one in asked for axis in one.on]
     for owner in module.modules():
         said += [axis for types in declarations(owner).values() for axis in types]
-    return list(dict.fromkeys(said)) or ["tp"]
+    return list(dict.fromkeys([*said, *sorted(of_result)])) or ["tp"]
+
+
+def _check_size(name: str, axes: Mapping[str, int]) -> None:
+    ranks = math.prod(axes.values())
+    if ranks > MAX_RANKS:
+        said = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        raise BadInput(
+            f"--module {name}: {said} has {ranks} ranks, and at most {MAX_RANKS} are "
+            "simulated; give a smaller --mesh"
+        )
 
 
 def _dims_of_parameters(module: nn.Module) -> dict[str, int]:
@@ -168,13 +177,13 @@ def _dims_of_parameters(module: nn.Module) -> dict[str, int]:
     return dims
 
 
-def _shape(argument: Argument, dims: Mapping[str, int]) -> tuple[int, ...]:
+def _shape(argument: Asked, dims: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(
         int(dim) if dim.isdigit() else dims.get(dim, OTHER_DIMS) for dim in argument.dims
     )
 
 
-def _types(argument: Argument, axes: Mapping[str, int]) -> Types:
+def _types(argument: Asked, axes: Mapping[str, int]) -> Types:
     said = {axis: argument.on.get(axis, R) for axis in axes}
     return {axis: R if isinstance(t, Variable) else t for axis, t in said.items()}
 
@@ -202,7 +211,12 @@ def _declared_parameters(
 
 
 def _placed(
-    module: str, name: str, local: tuple[int, ...], types: Types, axes: Mapping[str, int]
+    module: str,
+    name: str,
+    local: tuple[int, ...],
+    types: Types,
+    axes: Mapping[str, int],
+    dtype: torch.dtype,
 ) -> Placed:
     """A global value whose parts have the shape `local`."""
     shape = list(local)
@@ -214,5 +228,8 @@ def _placed(
             )
         if isinstance(t, Shard):
             shape[t.dim] *= axes[axis]
-    drawn = numbers(shape, seeded("own module", name))
-    return drawn / 4 + 0.1, dict(types)
+    generator = seeded("own module", name)
+    if not dtype.is_floating_point:
+        drawn = torch.randint(0, INTEGERS, tuple(shape), generator=generator).to(dtype)
+        return drawn, dict(types)
+    return numbers(shape, generator) / 4 + 0.1, dict(types)

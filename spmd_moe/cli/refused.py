@@ -19,11 +19,11 @@ from placements import (
 )
 from spmd_moe.dims import ED, TD, ScoresTE
 
-STORY = """\
-One refused program: the router on x_TD as it comes in C4, without the conversion that the
-layer makes. Every rank computes the right scores, but each has only its own use of x_TD in
-the gradient, and nobody sums them over tp:
-"""
+STORY = (
+    "One refused program: the router on x_TD as it comes in C4, without the conversion "
+    "that the layer makes. Every rank computes the right scores, but each has only its own "
+    "use of x_TD in the gradient, and nobody sums them over tp:"
+)
 
 
 @typed

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from placements.types import AxisType
 from placements.verify import verify
 from spmd_moe.cli.crossings import Crossing, Recorder, checked, ledger_of
 from spmd_moe.cli.own_module import OwnModule
+from spmd_moe.cli.terminal import BadInput
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Checked:
     crossings: list[Crossing]
     collectives: list[Entry]
     outs: list[dict[str, AxisType]]
+    smooth: list[int]  # which results have a gradient
 
 
 def check_types(own: OwnModule) -> Checked:
@@ -36,39 +37,55 @@ def check_types(own: OwnModule) -> Checked:
     recorder, mesh = Recorder(), Mesh(own.mesh)
     with set_current_mesh(mesh), ledger_of(recorder):
         with checked(recorder):
-            results = _tensors(own.call(**_declared(own, mesh, 0)))
+            results = own.call(**_declared(own, mesh, 0))
+        if not results:
+            raise BadInput(f"--module {own.name}: forward returns no tensor to check")
         types = [type_of(y) for y in results]
         _backward(results)
     outs = [dict(t) if t is not None else {} for t in types]
-    return Checked(recorder.crossings, recorder.collectives, outs)
+    smooth = [k for k, y in enumerate(results) if y.requires_grad]
+    return Checked(recorder.crossings, recorder.collectives, outs, smooth)
 
 
-def check_values(own: OwnModule) -> None:
+def check_values(own: OwnModule, found: Checked) -> None:
     """RankFailure if values on simulated ranks are not what their types say."""
     run_ranks(own.mesh, _verified, own)
 
 
-def check_gradients(own: OwnModule, outs: Sequence[dict[str, AxisType]]) -> None:
+def check_gradients(own: OwnModule, found: Checked) -> None:
     """AssertionError, naming the input, if its gradient is not the adjoint."""
-    names = list(own.placed)
+    moved = {n: placed for n, placed in own.placed.items() if placed[0].is_floating_point()}
+    mesh = Mesh(own.mesh)
+    still = {
+        name: split(value, types, mesh)
+        for name, (value, types) in own.placed.items()
+        if name not in moved
+    }
 
-    def call(*values: Tensor) -> Any:
-        return own.call(**dict(zip(names, values, strict=True)))
+    def call(*values: Tensor) -> list[Tensor]:
+        held = {name: parts[dist.get_rank()] for name, parts in still.items()}
+        results = own.call(**dict(zip(moved, values, strict=True)), **held)
+        return [results[k] for k in found.smooth]
 
-    check_adjoint(call, own.placed, list(outs), mesh=own.mesh)
+    check_adjoint(call, moved, [found.outs[k] for k in found.smooth], mesh=own.mesh)
 
 
-def check_reference(own: OwnModule) -> None:
+def check_reference(own: OwnModule, found: Checked) -> None:
     """AssertionError if results or gradients differ from those of the reference."""
     assert own.reference is not None
-    if not check_spmd_case(own.call, own.reference, own.placed, mesh=own.mesh):
+    try:
+        accepted = check_spmd_case(own.call, own.reference, own.placed, mesh=own.mesh)
+    except AssertionError as error:
+        # The largest difference and its place say enough; whole tensors follow them.
+        raise AssertionError(str(error).partition("\non ranks ")[0]) from None
+    if not accepted:
         raise AssertionError("on simulated ranks the checker refuses it")
 
 
 def _verified(own: OwnModule) -> None:
     mesh = as_mesh(device_mesh())
     with set_current_mesh(mesh), verify():
-        results = _tensors(own.call(**_declared(own, mesh, dist.get_rank())))
+        results = own.call(**_declared(own, mesh, dist.get_rank()))
         with unseen(), suspended():
             _backward(results)
 
@@ -77,7 +94,8 @@ def _declared(own: OwnModule, mesh: Mesh, rank: int) -> dict[str, Tensor]:
     held: dict[str, Tensor] = {}
     for name, (value, types) in own.placed.items():
         with unseen():
-            local = split(value, types, mesh.seen_from({}))[rank].requires_grad_()
+            local = split(value, types, mesh.seen_from({}))[rank]
+            local.requires_grad_(local.is_floating_point())
         held[name] = assert_type(local, types)
     return held
 
@@ -87,7 +105,3 @@ def _backward(results: Sequence[Tensor]) -> None:
     wanted = [y for y in results if y.requires_grad]
     if wanted:
         torch.autograd.backward(wanted, [torch.ones_like(y) for y in wanted])
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)

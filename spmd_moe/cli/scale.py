@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import torch
 
+from spmd_moe.cli.divisors import divisors, least_factor
 from spmd_moe.cli.trace import Workload
 from spmd_moe.config import MoEConfig, Parallel
 
@@ -45,10 +46,10 @@ def fits(config: MoEConfig, parallel: Parallel, work: Workload) -> bool:
 
 
 def _fewer_ranks(parallel: Parallel) -> Parallel | None:
-    cp, tp = _least_factor(parallel.cp), _least_factor(parallel.tp)
+    cp, tp = least_factor(parallel.cp), least_factor(parallel.tp)
     etp = tp if parallel.etp > 1 else 1
     cuts_experts = parallel.ep > 1
-    for dp in _divisors(parallel.dp):
+    for dp in divisors(parallel.dp):
         ranks = dp * cp * tp // etp
         ep = math.gcd(parallel.ep, ranks)
         spreads = parallel.dp == 1 or dp > 1
@@ -71,11 +72,3 @@ def _smaller(config: MoEConfig, parallel: Parallel) -> MoEConfig:
         hidden_dim=unit * ratio.denominator,
         num_experts=min(config.num_experts, -(-least // step) * step),
     )
-
-
-def _least_factor(n: int) -> int:
-    return next((d for d in range(2, n + 1) if n % d == 0), 1)
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, min(n, MAX_RANKS) + 1) if n % d == 0]

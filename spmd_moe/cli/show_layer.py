@@ -1,33 +1,35 @@
 """The check of the layer as people read it: crossings, bytes, differences, a verdict."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from spmd_moe.cli import legends
 from spmd_moe.cli.check_layer import Result
 from spmd_moe.cli.degrees import print_parallel
-from spmd_moe.cli.simulate import TOLERANCE, Simulated
-from spmd_moe.cli.tables import LEGEND, crossing_table, plain_table, size, titled
+from spmd_moe.cli.show_crossings import show_crossings
+from spmd_moe.cli.simulate import OUTPUT, TOLERANCE, Simulated
+from spmd_moe.cli.tables import Row, print_numbers, say, size
 from spmd_moe.cli.trace import Trace
 from spmd_moe.layouts import CONFIGURATIONS, configuration
 
 
 def show(console: Console, results: Sequence[Result], tables: Sequence[Result]) -> None:
-    """Crossings of `tables`, then bytes and differences of all."""
+    """Crossings of `tables`, then bytes and differences of all, and the verdict."""
     for result in tables:
-        titled(console, _title(result.trace), crossing_table(result.trace.crossings))
-    console.print(f"{LEGEND}\n", highlight=False)
-    titled(
-        console,
-        "Bytes that rank 0 hands to collectives in one step (/ how many, if not one)",
-        _bytes_table([result.trace for result in results]),
-    )
+        show_crossings(console, _title(result.trace), result.trace.crossings)
+    say(console, f"{legends.CROSSINGS}\n")
+    title = "Bytes that rank 0 hands to collectives in one step (/ how many, if not one)"
+    say(console, title, "bold")
+    _show_bytes(console, [result.trace for result in results])
+    say(console, f"{legends.GRADIENT_SUMS}\n")
     runs = [result.run for result in results if result.run is not None]
     if runs:
-        titled(console, _run_title(runs[0]), _difference_table(runs))
-    console.print(_verdict(results), highlight=False)
+        say(console, _run_title(runs[0]), "bold")
+        _show_differences(console, runs)
+    for line in _verdict(results):
+        say(console, line)
 
 
 def _run_title(run: Simulated) -> str:
@@ -48,15 +50,15 @@ def _title(found: Trace) -> str:
 PHASES = ("", "backward", "of gradients")
 
 
-def _bytes_table(traces: Sequence[Trace]) -> Table:
+def _show_bytes(console: Console, traces: Sequence[Trace]) -> None:
     """Bytes by collective and configuration."""
     columns = [_grouped(one) for one in traces]
-    table = plain_table("collective", *(one.configuration for one in traces))
-    keys = dict.fromkeys(key for column in columns for key in column)
-    for phase, axis, kind in sorted(keys):
-        cells = [_bytes_cell(column.get((phase, axis, kind), [])) for column in columns]
-        table.add_row(f"{axis} {kind} {PHASES[phase]}", *cells)
-    return table
+    rows: list[Row] = []
+    for key in sorted({key for column in columns for key in column}):
+        phase, axis, kind = key
+        cells = [_bytes_cell(column.get(key, [])) for column in columns]
+        rows.append([f"{axis} {kind} {PHASES[phase]}".rstrip(), *cells])
+    print_numbers(console, ["collective", *(one.configuration for one in traces)], rows)
 
 
 def _grouped(found: Trace) -> dict[tuple[int, str, str], list[int]]:
@@ -76,38 +78,52 @@ def _bytes_cell(sizes: Sequence[int]) -> str:
     return size(sum(sizes)) + (f"/{len(sizes)}" if len(sizes) > 1 else "")
 
 
-def _difference_table(runs: Sequence[Simulated]) -> Table:
-    table = plain_table("tensor", *(configuration(run.parallel) for run in runs))
-    for name in runs[0].differences:
-        label = name if name == "output" else f"gradient of {name}"
-        table.add_row(label, *(_difference_cell(run.differences[name]) for run in runs))
-    return table
+def _show_differences(console: Console, runs: Sequence[Simulated]) -> None:
+    names = list(runs[0].differences)
+    rows: list[Row] = [
+        [
+            name if name == OUTPUT else f"gradient of {name}",
+            *(_difference_cell(run.differences[name]) for run in runs),
+        ]
+        for name in names
+    ]
+    red = {
+        (r, c)
+        for r, name in enumerate(names)
+        for c, run in enumerate(runs, start=1)
+        if not run.differences[name] <= TOLERANCE
+    }
+    heads = ["tensor", *(configuration(run.parallel) for run in runs)]
+    print_numbers(console, heads, rows, red=frozenset(red))
 
 
 def _difference_cell(found: float) -> str:
-    text = f"{found:.0e}" if math.isfinite(found) else "differs in shape"
-    return text if found <= TOLERANCE else f"[bold red]{text}[/]"
+    return f"{found:.0e}" if math.isfinite(found) else "differs in shape"
 
 
-def _verdict(results: Sequence[Result]) -> str:
-    failed = [result.trace.configuration for result in results if not result.passed]
-    ran = [result.trace.configuration for result in results if result.run is not None]
+def _verdict(results: Sequence[Result]) -> Iterator[str]:
+    ran = [result for result in results if result.run is not None]
     ranks = results[0].trace.ranks
-    lines = [f"{_names(results)}: every op type-checks on {_many(ranks, 'rank')}."]
-    if failed:
-        lines.append(f"FAILED: {', '.join(failed)} (the tolerance is {TOLERANCE:.0e}).")
-    elif ran:
-        lines.append(
+    yield f"{_names(results)}: every op type-checks on {_many(ranks, 'rank')}."
+    for result in ran:
+        name = result.trace.configuration
+        if result.run is not None and not result.run.agrees:
+            said = f"the tolerance is {TOLERANCE:.0e}"
+            yield f"FAILED: {name}: numbers differ from those of one device ({said})."
+        if result.sent_otherwise:
+            said = "; ".join(result.sent_otherwise)
+            yield f"FAILED: {name}: rank 0 sent otherwise than traced: {said}."
+    if ran and all(result.passed for result in ran):
+        yield (
             "Output and gradients are those of one device. Rank 0 sent what the trace "
-            "said, but for\nthe rows of all-to-alls: how many they are depends on the data."
+            "said, but for the rows of all-to-alls: how many they are depends on the data."
         )
-    if len(ran) < len(results):
-        left = [r for r in results if r.run is None]
-        lines.append(
+    left = [result for result in results if result.run is None]
+    if left:
+        yield (
             f"{_names(left)}: too large to run here, so nothing was computed. --scale-down "
-            "runs a small layer\nthat is cut in the same way, if there is one."
+            "runs a small layer that is cut in the same way, if there is one."
         )
-    return "\n".join(lines)
 
 
 def _many(count: int, what: str) -> str:

@@ -1,15 +1,13 @@
-"""Numbers as people read them, and the table of crossings."""
+"""Tables and paragraphs as wide as the console; numbers are never cut."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from placements.ledger import Entry
-from placements.types import Shard
-from spmd_moe.cli.crossings import ARGUMENT, BUFFER, RESULT, Crossing
-from spmd_moe.cli.terminal import WIDTH
+Row = Sequence[str]
 
 
 def size(nbytes: float) -> str:
@@ -22,91 +20,76 @@ def size(nbytes: float) -> str:
     raise AssertionError
 
 
-def shape_text(shape: Sequence[int] | None) -> str:
-    return "-" if shape is None else "x".join(map(str, shape)) or "1"
+def say(console: Console, text: str, style: str = "") -> None:
+    """Text as it is, wrapped at words."""
+    console.print(text, style=style, highlight=False, markup=False)
 
 
-def titled(console: Console, title: str, table: Table) -> None:
-    """Print a table under its title, which may be the longer of the two."""
-    console.print(title, style="bold", highlight=False)
-    console.print(table)
+def print_numbers(
+    console: Console,
+    heads: Row,
+    rows: Sequence[Row],
+    *,
+    keys: int = 1,
+    text: int = 1,
+    red: frozenset[tuple[int, int]] = frozenset(),
+) -> None:
+    """Numbers below heads; the first `text` columns are text.
+
+    If the console is too narrow, columns go on in a second table, which repeats the first
+    `keys`. `red`: (row, column) of the cells that stand out.
+    """
+    widths = widths_of(heads, rows)
+    for columns in _pieces(widths, keys, console.width):
+        table = _table(sum(widths[c] + 2 for c in columns) + 1)
+        for c in columns:
+            table.add_column(
+                heads[c], justify="left" if c < text else "right", no_wrap=True
+            )
+        for r, row in enumerate(rows):
+            cells = [Text(row[c], "bold red" if (r, c) in red else "") for c in columns]
+            table.add_row(*cells)
+        console.print(table, crop=False)
 
 
-def plain_table(*columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k else "left", no_wrap=True)
-    return table
-
-
-LEGEND = """\
-R|P is the type and that of the gradient where it differs, - where there is none; <- is in
-backward. Where global is - every rank has rows of its own. Bytes are what rank 0 hands to
-the collective, with all-to-alls as balanced routing makes them."""
-
-
-def crossing_table(crossings: Iterable[Crossing]) -> Table:
-    """Every tensor with its shapes, its type and its gradient's type on each axis."""
-    rows = [
-        (
-            row.name, shape_text(row.global_shape), shape_text(row.local_shape),
-            " ".join(f"{axis}:{_cell(row, axis)}" for axis in row.type), _sent(row),
-        )
-        for row in _worth_showing(crossings)
-    ]  # fmt: skip
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = ("tensor", "global", "local", "type|gradient", "collectives")
-    widths = [
-        max(len(line) for cell in cells for line in cell.split("\n"))
-        for cells in zip(columns, *rows, strict=True)
-    ]
-    # Names give way, numbers do not. There is a space around and between all columns.
-    widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * len(columns) - 1)
-    for column, width in zip(columns, widths, strict=True):
-        table.add_column(column, no_wrap=True, width=width, overflow="ellipsis")
+def print_texts(console: Console, heads: Row, rows: Sequence[Row]) -> None:
+    """Columns of text: the first gives way, over several lines, the others do not."""
+    first, *others = widths_of(heads, rows)
+    least = len(heads[0])
+    others_take = sum(others) + 2 * len(heads) + 1
+    first = max(least, min(first, console.width - others_take))
+    table = _table(first + others_take)
+    for head, width in zip(heads, (first, *others), strict=True):
+        table.add_column(head, width=width, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    return table
+        table.add_row(*map(Text, row))
+    console.print(table, crop=False)
 
 
-def _worth_showing(crossings: Iterable[Crossing]) -> Iterable[Crossing]:
-    """Without the index tensors inside functions, and what is there already."""
-    seen: set[object] = set()
-    for row in crossings:
-        key = row.name, row.local_shape, row.type, row.has_gradient
-        if row.role == ARGUMENT and (key in seen or not row.has_gradient):
-            continue
-        chosen = row.role == RESULT and _of_method(row) and row.dtype.startswith("int")
-        sends = bool(row.forward or row.backward)
-        if row.has_gradient or chosen or sends or row.role == BUFFER:
-            seen.add(key)
-            yield row
+def widths_of(heads: Row, rows: Sequence[Row]) -> list[int]:
+    return [
+        max(len(line) for cell in cells for line in cell.split("\n"))
+        for cells in zip(heads, *rows, strict=True)
+    ]
 
 
-def _of_method(row: Crossing) -> bool:
-    """Whether a class declares the boundary: its last name but one is capitalised."""
-    owner = row.where.split(".")[-2:-1]
-    return bool(owner) and owner[0][:1].isupper()
+def width_of(heads: Row, rows: Sequence[Row]) -> int:
+    """Of the whole table: there is a space around, two between columns."""
+    return sum(widths_of(heads, rows)) + 2 * len(heads) + 1
 
 
-def _cell(row: Crossing, axis: str) -> str:
-    here = _letter(row.type[axis])
-    if row.gradient_type is None:
-        return f"{here}|-"
-    there = _letter(row.gradient_type[axis])
-    return here if here == there else f"{here}|{there}"
+def _table(width: int) -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), width=width)
 
 
-def _letter(t: object) -> str:
-    return f"S({t.dim})" if isinstance(t, Shard) else repr(t)
-
-
-def _sent(row: Crossing) -> str:
-    forward = [_collective(entry) for entry in row.forward]
-    backward = [f"<- {_collective(entry)}" for entry in row.backward]
-    return "\n".join([*forward, *backward])
-
-
-def _collective(entry: Entry) -> str:
-    return f"{entry.kind} {entry.axis} {size(entry.nbytes)}"
+def _pieces(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
+    """Columns of each table: the keys, and as many others as fit, at least one."""
+    first = list(range(keys))
+    pieces = [list(first)]
+    for c in range(keys, len(widths)):
+        wanted = [*pieces[-1], c]
+        if len(wanted) > keys + 1 and sum(widths[k] + 2 for k in wanted) + 1 > width:
+            wanted = [*first, c]
+            pieces.append(wanted)
+        pieces[-1] = wanted
+    return pieces

@@ -1,24 +1,24 @@
 """`spmd-moe train`: a small language model on local processes, or inside a job."""
 
 import argparse
-import importlib.util
 import os
 import sys
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 
-from spmd_moe.cli.degrees import SYNTAX, parse_parallel, print_parallel
+from spmd_moe.cli.degrees import SYNTAX
 from spmd_moe.cli.terminal import BadInput
-from spmd_moe.config import Parallel
+from spmd_moe.cli.train_job import make_job, option_of
+from spmd_moe.cli.train_rank import arguments_of
+from spmd_moe.training.errors import RunError, Unusable
 from spmd_moe.training.job import Job
-from spmd_moe.training.launch import RankFailed, check_port, launch, told
-from spmd_moe.training.losses import LossesDiffer
-from spmd_moe.training.manifest import check_recipe, checkpoints_in, read, step_of
+from spmd_moe.training.launch import launch, told
+from spmd_moe.training.manifest import checkpoints_in, step_of
 from spmd_moe.training.recipe import DTYPES, FIELDS, Recipe
-from spmd_moe.training.text import batch_of
 from spmd_moe.training.world import ALONE, World, given_world
 
 EXAMPLES = """\
@@ -36,7 +36,11 @@ The losses do not depend on the mesh. A run that was killed is continued from it
 complete checkpoint with the same command and --resume.
 """
 
-LONGEST = 86_400  # seconds that a rank may wait for another
+CLEAN_LINE = (
+    ControlType.CARRIAGE_RETURN,
+    (ControlType.ERASE_IN_LINE, 2),
+    ControlType.SHOW_CURSOR,
+)
 
 HELP = {
     "layers": "blocks of attention and MoE",
@@ -85,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model", "with --resume: as in the checkpoint")
     for name in FIELDS:
         model.add_argument(
-            f"--{name.replace('_', '-')}", metavar=name.split("_")[-1].upper(),
+            option_of(name), dest=name, metavar={"dtype": "NAME"}.get(name, "N"),
             type={"lr": float, "dtype": str}.get(name, int),
             help=f"{HELP[name]} ({getattr(Recipe(), name)})",
         )
@@ -93,130 +97,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    world = given_world(os.environ, args.port)
+    world = None
     try:
-        job = make_job(args, world)
-    except (BadInput, ValueError):
-        if world is not None and world.rank != 0 and not args.debug:
-            return 2  # rank 0 says it
-        raise
-    try:
-        if world is not None or job.parallel.num_ranks == 1:
-            from spmd_moe.training.loop import train  # the launcher does not need it
-
-            train(job, world or ALONE, console)
-        else:
-            ranks = f"{job.parallel.num_ranks} processes ({print_parallel(job.parallel)})"
-            console.print(f"Starting {ranks} ...", highlight=False)
-            launch(job, args.port, debug=args.debug)
-    except (RankFailed, LossesDiffer, RuntimeError, OSError) as error:
+        world = given_world(os.environ, args.port)
+        with ExitStack() as held:
+            _train(make_job(args, world, held), world, args, console)
+        return 0
+    except (BadInput, Unusable) as error:
+        if _is_told_by_another(world) and not args.debug:
+            return 2
+        raise BadInput(str(error)) from error
+    except (RunError, RuntimeError, OSError) as error:
         if args.debug:
             raise
-        print(f"spmd-moe train: {_told(error, world)}{_hint(job)}", file=sys.stderr)
+        of_rank = None if isinstance(error, RunError) else world
+        rank = "" if of_rank is None else f"rank {of_rank.rank}: "
+        print(f"spmd-moe train: {rank}{told(error)}{_hint(args)}", file=sys.stderr)
         return 1
-    return 0
+    except KeyboardInterrupt:
+        if args.debug:
+            raise
+        if not _is_told_by_another(world):
+            print(f"spmd-moe train: interrupted{_hint(args)}", file=sys.stderr)
+        return 130
 
 
-def make_job(args: argparse.Namespace, world: World | None) -> Job:
-    """Everything that is asked for, if it can be done; BadInput or ValueError if not."""
-    for name, least in (("steps", 1), ("save_every", 0), ("keep", 1), ("verify", 0)):
-        if getattr(args, name) < least:
-            option = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option} is {getattr(args, name)}; give at least {least}")
-    if not 0 < args.timeout <= LONGEST:
-        raise BadInput(f"--timeout is {args.timeout}; give seconds, up to {LONGEST}")
-    parallel = parse_parallel(args.mesh)
-    _check_processes(parallel, args, world)
-    given = {
-        name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None
-    }
-    resume = _checkpoint_to_resume(args)
-    if resume is None:
-        recipe = Recipe(**given)
-    else:
-        manifest = read(resume)
-        check_recipe(manifest, resume, given)
-        recipe = manifest.recipe
-        if manifest.step >= args.steps:
-            raise BadInput(
-                f"{resume} has {manifest.step} steps behind it; give more by --steps"
-            )
-    recipe.check_fits(parallel)
-    batch_of(recipe, 1)
-    directory = args.checkpoint
-    log = args.log or (None if directory is None else str(Path(directory) / "losses.jsonl"))
-    _check_writable("--checkpoint", directory and Path(directory))
-    _check_writable("--log", log and Path(log).parent)
-    if args.compare is not None:
-        _check_writable("--compare", Path(args.compare).parent)
-        if importlib.util.find_spec("matplotlib") is None:
-            raise BadInput("--compare needs matplotlib: pip install 'spmd-moe[plot]'")
-    if args.port is not None and world is None:
-        check_port(args.port)
-    return Job(
-        recipe=recipe, parallel=parallel, steps=args.steps, checkpoint=directory,
-        save_every=args.save_every, keep=args.keep, resume=resume and str(resume),
-        verify_every=args.verify, compare=args.compare, log=log, timeout=args.timeout,
-    )  # fmt: skip
+def _is_told_by_another(world: World | None) -> bool:
+    """Rank 0 of a job says what all its ranks find."""
+    return world is not None and world.rank != 0
 
 
-def _check_processes(
-    parallel: Parallel, args: argparse.Namespace, world: World | None
+def _train(
+    job: Job, world: World | None, args: argparse.Namespace, console: Console
 ) -> None:
-    ranks = parallel.num_ranks
-    if args.processes not in (None, ranks):
-        found = f"--processes is {args.processes}"
-    elif world is not None and world.size != ranks:
-        found = f"this job has {world.size}"
+    ranks = job.parallel.num_ranks
+    if world is not None or ranks == 1:
+        from spmd_moe.training.loop import train  # the launcher does not need it
+
+        train(job, world or ALONE, console)
     else:
-        return
-    raise BadInput(
-        f"--mesh {print_parallel(parallel)} is for {ranks} (dp * cp * tp) processes, but "
-        f"{found}: change the degrees or the number of processes"
-    )
+        console.print(f"Starting {ranks} processes ({job.mesh}) ...", highlight=False)
+        arguments = arguments_of(job, debug=args.debug)
+        try:
+            launch(arguments, ranks, args.port, debug=args.debug)
+        finally:  # a rank that is stopped leaves its progress bar
+            Console(stderr=True).control(Control(*CLEAN_LINE))
 
 
-def _checkpoint_to_resume(args: argparse.Namespace) -> Path | None:
-    if args.checkpoint is None:
-        if args.resume:
-            raise BadInput("--resume needs --checkpoint DIR, the directory of the run")
-        return None
-    found = checkpoints_in(Path(args.checkpoint))
-    if args.resume and not found:
-        raise BadInput(
-            f"{args.checkpoint} has no complete checkpoint: start without --resume, or "
-            "name the directory of the run"
-        )
-    if found and not args.resume:
-        raise BadInput(
-            f"{args.checkpoint} has a run in it ({found[-1].name}): continue it with "
-            "--resume, or name another directory"
-        )
-    return found[-1] if found else None
-
-
-def _check_writable(option: str, directory: Any) -> None:
-    if not directory:
-        return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise BadInput(
-            f"{option}: cannot write in {directory} ({error.strerror}): name another place"
-        ) from None
-
-
-def _told(error: Exception, world: World | None) -> str:
-    if isinstance(error, RankFailed | LossesDiffer):
-        return str(error)
-    return ("" if world is None else f"rank {world.rank}: ") + told(error)
-
-
-def _hint(job: Job) -> str:
+def _hint(args: argparse.Namespace) -> str:
     """How to go on after a failure."""
-    found = checkpoints_in(job.directory) if job.directory is not None else []
-    if not found or step_of(found[-1]) >= job.steps:
+    found = [] if args.checkpoint is None else checkpoints_in(Path(args.checkpoint))
+    if not found or step_of(found[-1]) >= args.steps:
         return ""
     return f"\n  continue from {found[-1]} with --resume"

@@ -1,10 +1,10 @@
 """Typed modules as users write them, for `spmd-moe check --module`."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 
 from placements import I, On, P, R, S, V, all_reduce, convert, typed
@@ -62,6 +62,98 @@ class NeedsNumber(MLP):
         return x_TD * scale
 
 
+@typed
+class NeedsFloat32(MLP):
+    def forward(
+        self, x_TD: Annotated[Float32[Tensor, "T D"], On(dp=S(0), tp=I)]
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        return x_TD
+
+
+@typed
+class ForgotReduction(MLP):
+    """What it returns is Partial on tp, and no annotation says that it must not be."""
+
+    def forward(self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]):
+        x_TD = convert(x_TD, "tp", src=I, dst=R)
+        return (x_TD @ self.w_DF).tanh() @ self.v_FD
+
+
+@typed
+class SaysTensorAlone(ForgotReduction):
+    def forward(self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]) -> Tensor:
+        return super().forward(x_TD)
+
+
+@typed
+class LeavesTheResultOpen(ForgotReduction):
+    def forward(self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]) -> Annotated[TD, On(dp=S(0))]:
+        return super().forward(x_TD)
+
+
+class NotTyped(ForgotReduction):
+    """Its annotation is wrong, but nothing reads it."""
+
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        return super().forward(x_TD)
+
+
+@typed
+class UnannotatedArgument(MLP):
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=I)], mask_TD
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        return x_TD * mask_TD
+
+
+Rows = Annotated[TD, On(tp=S(0))]
+
+
+@typed
+class ManyResults(nn.Module):
+    """Tensors in a dict and a tuple, an integer one, and what is none."""
+
+    def forward(
+        self, x_TD: Rows, /, ids_T: Annotated[Int[Tensor, " T"], On(tp=S(0))]
+    ) -> dict[str, tuple[Rows, Annotated[Int[Tensor, " T"], On(tp=S(0))], int | None]]:
+        assert ids_T.dtype == torch.int64
+        return {"both": (x_TD * ids_T[:, None], ids_T + 1, None)}
+
+    @staticmethod
+    def reference(x_TD: Tensor, ids_T: Tensor, weights: object) -> list[Tensor]:
+        return [x_TD * ids_T[:, None], ids_T + 1]
+
+
+Flags = Annotated[Bool[Tensor, " T"], On(tp=S(0))]
+
+
+@typed
+class WithoutGradients(nn.Module):
+    def forward(self, keep_T: Flags) -> Flags:
+        return ~keep_T
+
+
+class Pair(NamedTuple):
+    """Its fields are annotated, but nothing checks them: it is not typed."""
+
+    rows: Rows
+
+
+@typed
+class ReturnsTuple(nn.Module):
+    def forward(self, x_TD: Annotated[TD, On(tp=R)]) -> Pair:
+        return Pair(x_TD)
+
+
+class Outer:
+    @typed
+    class Inner(nn.Module):
+        def forward(self, x_TD: Rows) -> Rows:
+            return x_TD * 2
+
+
 class _Undeclared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +174,9 @@ class LeavesOutAnAxis(nn.Module):
         super().__init__()
         self.w_D = nn.Parameter(torch.ones(4))
 
-    def forward(self, x_TD: Annotated[TD, On(dp=S(0), tp=R)]) -> Tensor:
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=R)]
+    ) -> Annotated[TD, On(dp=S(0), tp=R)]:
         return x_TD * self.w_D
 
 

@@ -8,10 +8,17 @@ import torch
 
 from placements.ledger import Entry
 from spmd_moe import Parallel
-from spmd_moe.cli.compare_meshes import best_first, compare, feasible, on_wire
+from spmd_moe.cli.compare_meshes import (
+    Candidate,
+    best_first,
+    compare,
+    feasible,
+    on_wire,
+)
+from spmd_moe.cli.divisors import divisors, least_factor
 from spmd_moe.cli.main import main
 from spmd_moe.cli.presets import PRESETS
-from spmd_moe.cli.trace import Workload
+from spmd_moe.cli.trace import Memory, Workload
 
 TINY = PRESETS["tiny"].config
 WORK = Workload(batch=1, seq_len=8, dtype=torch.float32)
@@ -68,11 +75,31 @@ def test_the_table_is_sorted_and_says_what_is_counted(
     assert main(["check", "--compare-meshes", "--ranks", "2", "--preset", "qwen3-moe"]) == 0
     out = capsys.readouterr().out
     assert "autograd keeps" in " ".join(out.split())
-    assert "\u2026" not in out, "a number was cut off"
-    assert max(len(line.rstrip()) for line in out.splitlines()) <= 100
 
 
-def test_of_equal_memory_less_sent_comes_first() -> None:
-    found = best_first(compare(TINY, feasible(TINY, 2, cp=1), WORK))
-    keys = [(c.memory.total, c.sent) for c in found]
-    assert keys == sorted(keys)
+def candidate(dp: int, memory: int, *sent: float) -> Candidate:
+    return Candidate(Parallel(dp=dp), *sent, Memory(0, 0, 0, memory))
+
+
+def test_least_memory_then_least_sent_comes_first() -> None:
+    given = [
+        candidate(1, 30, 0, 0, 0), candidate(2, 20, 1, 1, 3), candidate(3, 10, 9, 9, 9),
+        candidate(4, 20, 0, 4, 0),
+    ]  # fmt: skip
+    assert [one.parallel.dp for one in best_first(given)] == [3, 4, 2, 1]
+
+
+def test_divisors() -> None:
+    for n in range(1, 200):
+        assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+    assert [least_factor(n) for n in (1, 2, 9, 35, 999999937)] == [1, 2, 3, 5, 999999937]
+
+
+def test_cp_is_taken_from_the_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["check", "--compare-meshes", "--ranks", "4", "--mesh", "cp=2", "--json"]) == 0
+    )
+    meshes = json.loads(capsys.readouterr().out)["meshes"]
+    assert {mesh["parallel"]["cp"] for mesh in meshes} == {2}
+    assert main(["check", "--compare-meshes", "--ranks", "4", "--mesh", "cp=2"]) == 0
+    assert " meshes of 4 ranks with cp=2, least memory first" in capsys.readouterr().out

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from spmd_moe.cli.main import main
+from spmd_moe.cli.own_module import own_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,13 +44,17 @@ def test_json_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["checked"] == ["types", "values", "gradients", "reference"]
     x = next(row for row in report["crossings"] if row["name"] == "x_TD")
     assert (x["global_shape"], x["local_shape"]) == ([6, 4], [3, 4])
+    roles = {row["name"]: row["role"] for row in report["crossings"]}
+    assert roles["w_DF"] == roles["v_FD"] == "parameter" and roles["x_TD"] == "argument"
 
 
 def test_a_reference_that_differs_is_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("WrongReference") == 1
-    assert "differs from one device" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "result 0 differs from one device" in err and "at index (" in err
+    assert "tensor(" not in err, "whole tensors are printed"
 
 
 def test_what_is_refused_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,11 +86,51 @@ def test_the_extra_for_testing_is_not_needed() -> None:
         ("HasUndeclared", "parameter 'inner.weight' has no declared type"),
         ("LeavesOutAnAxis", "parameter 'w_D' is not declared on mesh axis 'dp'"),
         ("TakesVarying", "x_TD is Varying on 'ep'"),
+        ("ForgotReduction", "forward does not say what it returns"),
+        ("SaysTensorAlone", "forward returns Tensor without On(...); write -> Annotated["),
+        ("LeavesTheResultOpen", "does not say what it returns on mesh axis 'tp'"),
+        ("NotTyped", "put @typed on NotTyped"),
+        ("ReturnsTuple", "forward returns Pair without On(...)"),
+        ("UnannotatedArgument", "forward needs 'mask_TD'"),
+        ("NeedsFloat32", "x_TD must be float32"),
+        ("MLP --mesh tp=32", "at most 16 are simulated"),
     ],
 )
 def test_what_cannot_be_fed_is_one_line(
     name: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(name) == 2
+    assert run(*name.split()) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and said in err
+
+
+def test_dicts_integers_and_positional_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("ManyResults", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["checked"] == ["types", "values", "gradients", "reference"]
+    ids, _ = own_module("tests.support.own_modules.ManyResults", {"tp": 2}).inputs["ids_T"]
+    assert ids.dtype == torch.int64 and set(ids.tolist()) == {0, 1}
+
+
+def test_what_has_no_gradients_is_not_said_to_have_right_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("WithoutGradients", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["checked"] == ["types", "values"]
+
+
+def test_a_class_inside_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("Outer.Inner") == 0
+    assert "own_modules.Outer.Inner on tp=2" in capsys.readouterr().out
+
+
+def test_what_is_being_checked_is_shown_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("MLP") == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run("MLP") == 0
+    assert "checking" in capsys.readouterr().err
