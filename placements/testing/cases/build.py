@@ -43,6 +43,12 @@ class Given:
     def has_gradient(self) -> bool:
         return self.dtype.is_floating_point and not self.fixed
 
+    @property
+    def is_any_number(self) -> bool:
+        """Whether nothing is asked of the elements."""
+        asked = (self.below, self.rows_of, self.ends)
+        return asked == (None, None, None) and self.dtype is not torch.bool
+
 
 @dataclass(frozen=True)
 class Call:
