@@ -18,6 +18,7 @@ from placements.flows import (
     products,
     random,
     reshape,
+    subscripts,
     views,
 )
 from placements.infer import Contract, Label, Mixed
@@ -202,7 +203,7 @@ ROWS: tuple[Row, ...] = (
         "whole rows at the index"),
     Row("gathers", "embedding", LINEAR, indexing.embedding,
         "rows of the weight; linear in the weight"),
-    Row("gathers", "__getitem__", LINEAR, indexing.getitem,
+    Row("gathers", "__getitem__", LINEAR, subscripts.getitem,
         "linear in what is indexed; a dim that is cut is taken whole", forgets=SELECTED),
     Row("gathers", "masked_select", LINEAR, indexing.masked_select,
         "linear in what is selected", forgets=SELECTED),
@@ -220,9 +221,9 @@ ROWS: tuple[Row, ...] = (
         along=SUM),
     Row("scatters", "index_copy index_fill", LINEAR, indexing.index_write,
         "writes whole rows at the index", along=NOT_SCATTERED),
-    Row("scatters", "__setitem__", LINEAR, indexing.setitem,
+    Row("scatters", "__setitem__", LINEAR, subscripts.setitem,
         "the target keeps its type, so the value must have it too"),
-    Row("scatters", "index_put", LINEAR, indexing.index_put,
+    Row("scatters", "index_put", LINEAR, subscripts.index_put,
         "as x[index] = values; sources that are spread over ranks are for index_add"),
     Row("views", "view reshape", LINEAR, reshape.reshape,
         "a flattened inner dim that is cut gets a Folded extent, and back"),

@@ -7,11 +7,9 @@ Along a dim that is cut it may address this rank's own rows only, and must say s
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from placements import pad_rules
-from placements.flows.elementwise import broadcast, is_number, terms_of
-from placements.flows.views import PIECEWISE
+from placements.flows.elementwise import is_number, terms_of
 from placements.index import COMPUTED, Computed, Index
 from placements.infer import (
     Addressed,
@@ -73,11 +71,11 @@ def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]
     )
 
 
-def _own(axes: tuple[str, ...], otherwise: Label) -> Label:
+def owned(axes: tuple[str, ...], otherwise: Label) -> Label:
     return Addressed(axes, otherwise) if axes else otherwise
 
 
-def _check_rows(
+def check_rows(
     axes: tuple[str, ...],
     index: Operand,
     source: Operand,
@@ -110,7 +108,7 @@ def gather(op: "Op", input: Operand, dim: int, index: Operand, **kwargs: Any) ->
     """Input and index aligned but for `dim`."""
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    labels = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     return combine(
         op.linearity,
         [
@@ -132,7 +130,7 @@ def take_along_dim(
     def label(x: Operand, d: int) -> Label:
         return None if d != along and x.is_one_row(d) else d
 
-    own = _own(addressed_axes(indices, input, along), Mixed(ACROSS))
+    own = owned(addressed_axes(indices, input, along), Mixed(ACROSS))
     labels = [own if d == along else label(input, d) for d in range(input.ndim)]
     index_labels = tuple(label(indices, d) for d in range(indices.ndim))
     return combine(
@@ -145,7 +143,7 @@ def take_along_dim(
 def index_select(op: "Op", input: Operand, dim: int, index: Operand) -> TensorType:
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    labels = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     return combine(
         op.linearity,
         [Term(input, tuple(labels)), Term(index, (along,), is_control=True)],
@@ -179,7 +177,7 @@ def embedding(
     return combine(
         op.linearity,
         [
-            Term(weight, (_own(axes, Mixed(ACROSS)), last)),
+            Term(weight, (owned(axes, Mixed(ACROSS)), last)),
             Term(input, tuple(range(input.ndim)), is_control=True),
         ],
     )
@@ -206,16 +204,16 @@ def scatter(
     # To sum at the index is linear, and spreads over ranks, whatever the op is called.
     is_sum = reduce == "sum"
     adds = is_sum and kwargs.get("include_self", True)
-    own = _own(axes, Contract("written") if adds else op.along_label("written"))
-    target = [_own(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    own = owned(axes, Contract("written") if adds else op.along_label("written"))
+    target = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     target[along] = along if axes else target[along]
     source = tuple(own if d == along else d for d in range(index.ndim))
     terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
     if isinstance(src, Operand):
         src = _at_each_index(src, index, index.ndim - 1)
-        _check_rows(axes, index, src, along, along)
+        check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
-    return _written(LINEAR if is_sum else op.linearity, input, terms, src)
+    return written(LINEAR if is_sum else op.linearity, input, terms, src)
 
 
 def index_write(
@@ -224,7 +222,7 @@ def index_write(
     """index_add, index_copy, index_fill: whole rows at `index` along `dim`."""
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
-    own = _own(axes, op.along_label("written"))
+    own = owned(axes, op.along_label("written"))
     target: list[Label] = [
         Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim)
     ]
@@ -233,9 +231,9 @@ def index_write(
         rows = tuple(own if d == along else d for d in range(source.ndim))
         source = _at_each_index(source, index, 0 if source.ndim else -1, along)
         if source.ndim:
-            _check_rows(axes, index, source, 0, along)
+            check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
-    return _written(op.linearity, input, terms, source)
+    return written(op.linearity, input, terms, source)
 
 
 def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
@@ -253,7 +251,7 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
     return replace(source, type=make(index.type.mesh, types, fresh=MADE))
 
 
-def _written(
+def written(
     linearity: Linearity, input: Operand, terms: Sequence[Term], value: object
 ) -> TensorType:
     return combine(
@@ -262,33 +260,6 @@ def _written(
         index=input.type.index,
         adds_number=is_number(value) and value != 0,
     )
-
-
-def getitem(op: "Op", input: Operand, key: Any) -> TensorType:
-    """x[...]: integers, slices, None, ellipsis, integer tensors and bool masks."""
-    plan = _Plan(input, key)
-    for entry, dim, _ in plan.entries:
-        if _is_start(entry):
-            input = pad_rules.first_rows(input, dim, entry.stop)
-    terms = [Term(input, plan.read_labels())]
-    terms += plan.index_terms()
-    return combine(op.linearity, terms, index=input.type.index)
-
-
-def setitem(op: "Op", input: Operand, key: Any, value: Any) -> TensorType:
-    """x[...] = value: the target keeps its type."""
-    plan = _Plan(input, key)
-    terms = [Term(input, plan.write_labels())]
-    terms += plan.written_index_terms()
-    if isinstance(value, Operand):
-        terms.append(Term(value, plan.value_labels(value)))
-    return _written(op.linearity, input, terms, value)
-
-
-def index_put(
-    op: "Op", input: Operand, indices: Any, values: Any, accumulate: bool = False
-) -> TensorType:
-    return setitem(op, input, tuple(indices), values)
 
 
 def masked_select(op: "Op", input: Operand, mask: Operand) -> TensorType:
@@ -303,168 +274,3 @@ def nonzero(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
     """Where the elements are: as many rows as each rank finds."""
     labels = tuple(Scattered() for _ in range(input.ndim))
     return combine(op.linearity, [Term(input, labels)], index=COMPUTED)
-
-
-class _Plan:
-    """What an indexing key does to each dim of the tensor it indexes."""
-
-    def __init__(self, input: Operand, key: Any) -> None:
-        self.input = input
-        keys: list[Any] = list(cast(Any, key)) if isinstance(key, tuple) else [key]
-        keys = self._with_ellipsis(keys)
-        # (key, first dim it consumes, number of dims it consumes)
-        self.entries: list[tuple[Any, int, int]] = []
-        dim = 0
-        for entry in keys:
-            width = 0 if entry is None else _width(entry)
-            self.entries.append((entry, dim, width))
-            dim += width
-        for rest in range(dim, input.ndim):
-            self.entries.append((slice(None), rest, 1))
-        self.tensors = [e for e in self.entries if isinstance(e[0], Operand)]
-        for entry, _, _ in self.entries:
-            if isinstance(entry, list):
-                raise Refusal(
-                    "indexing with a list: use a tensor that says what it indexes",
-                    operand=input,
-                )
-        self._place()
-
-    def _with_ellipsis(self, keys: list[Any]) -> list[Any]:
-        at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
-        if at is None:
-            return keys
-        used = sum(0 if k is None or k is Ellipsis else _width(k) for k in keys)
-        return [
-            *keys[:at], *[slice(None)] * (self.input.ndim - used), *keys[at + 1 :]
-        ]  # fmt: skip
-
-    def _place(self) -> None:
-        """Number the dims of the result."""
-        indices = [e[0] for e in self.tensors if not e[0].is_bool]
-        self.index_ndim = max((i.ndim for i in indices), default=0)
-        if any(e[0].is_bool for e in self.tensors):
-            self.index_ndim = max(self.index_ndim, 1)
-        # torch takes the rows of plain integers first, so these do not come between.
-        kept = [entry for entry in self.entries if not _is_int(entry[0])]
-        advanced = [k for k, (entry, _, _) in enumerate(kept) if isinstance(entry, Operand)]
-        together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
-        self.index_at = 0
-        place = 0 if together or not advanced else self.index_ndim
-        self.result_dim: dict[int, int] = {}
-        for k, (entry, dim, _) in enumerate(kept):
-            if advanced and together and k == advanced[0]:
-                self.index_at = place
-                place += self.index_ndim
-            if entry is None:
-                place += 1
-            elif isinstance(entry, slice):
-                self.result_dim[dim] = place
-                place += 1
-        self.result_ndim = place
-
-    def _axes(self, index: Operand, dim: int) -> tuple[str, ...]:
-        return addressed_axes(index, self.input, dim)
-
-    def read_labels(self) -> tuple[Label, ...]:
-        labels: list[Label] = [None] * self.input.ndim
-        for entry, dim, width in self.entries:
-            if isinstance(entry, Operand) and entry.is_bool:
-                labels[dim : dim + width] = [Scattered()] * width
-            elif isinstance(entry, Operand):
-                labels[dim] = _own(self._axes(entry, dim), Mixed(ACROSS))
-            elif _is_int(entry):
-                labels[dim] = Mixed(PIECEWISE)
-            elif isinstance(entry, slice):
-                part = _is_part(entry)
-                labels[dim] = Mixed(PIECEWISE) if part else self.result_dim[dim]
-        return tuple(labels)
-
-    def index_terms(self) -> list[Term]:
-        terms: list[Term] = []
-        indices = [e[0] for e in self.tensors if not e[0].is_bool]
-        for index, labels in zip(
-            indices, broadcast(indices) if indices else [], strict=True
-        ):
-            shift = self.index_at + self.index_ndim - max(i.ndim for i in indices)
-            moved = tuple(
-                label + shift if isinstance(label, int) else label for label in labels
-            )
-            terms.append(Term(index, moved, is_control=True))
-        for entry, _, _ in self.tensors:
-            if entry.is_bool:
-                spread = tuple(Scattered() for _ in range(entry.ndim))
-                terms.append(Term(entry, spread, is_control=True))
-        return terms
-
-    def write_labels(self) -> tuple[Label, ...]:
-        labels: list[Label] = list(range(self.input.ndim))
-        for entry, dim, _ in self.entries:
-            if _is_int(entry) or _is_part(entry):
-                labels[dim] = Mixed(PIECEWISE)
-            elif isinstance(entry, Operand) and not entry.is_bool:
-                if not self._axes(entry, dim):
-                    labels[dim] = Mixed(ACROSS)
-        return tuple(labels)
-
-    def written_index_terms(self) -> list[Term]:
-        terms: list[Term] = []
-        for entry, dim, width in self.tensors:
-            if entry.is_bool:
-                labels: tuple[Label, ...] = tuple(range(dim, dim + width))
-            else:
-                own = _own(self._axes(entry, dim), Mixed(POSITIONS))
-                labels = tuple(own for _ in range(entry.ndim))
-            terms.append(Term(entry, labels, is_control=True))
-        return terms
-
-    def value_labels(self, value: Operand) -> tuple[Label, ...]:
-        """Dims of the value, aligned with the dims of `x[key]` from the right."""
-        target: list[Label] = [None] * self.result_ndim
-        for entry, dim, width in self.entries:
-            if width and dim in self.result_dim:
-                part = _is_part(entry)
-                target[self.result_dim[dim]] = Mixed(POSITIONS) if part else dim
-        for entry, dim, _ in self.tensors:
-            for k in range(self.index_ndim):
-                if entry.is_bool:
-                    target[self.index_at + k] = Mixed(POSITIONS)
-                else:
-                    own = _own(self._axes(entry, dim), Mixed(POSITIONS))
-                    target[self.index_at + k] = own
-        shift = self.result_ndim - value.ndim
-        for entry, dim, _ in self.tensors:
-            for k in range(0 if entry.is_bool else entry.ndim):
-                at = self.index_at + self.index_ndim - entry.ndim + k - shift
-                if at >= 0 and (value.shape[at] != 1 or value.cut_axes(at)):
-                    _check_rows(self._axes(entry, dim), entry, value, k, at)
-        return tuple(
-            None if value.is_one_row(d) else target[d + shift] for d in range(value.ndim)
-        )
-
-
-def _width(entry: Any) -> int:
-    return entry.ndim if isinstance(entry, Operand) and entry.is_bool else 1
-
-
-def _is_int(entry: object) -> bool:
-    return isinstance(entry, int) and not isinstance(entry, bool)
-
-
-def _is_start(entry: Any) -> bool:
-    """Whether it is a slice of the first rows."""
-    if not isinstance(entry, slice):
-        return False
-    bounds = cast(Any, entry)
-    return bounds.start in (None, 0) and bounds.step in (None, 1)
-
-
-def _is_part(entry: Any) -> bool:
-    """Whether a slice may leave rows out; one that names its end is taken at its word.
-
-    An end that is as long as this rank's piece says nothing of the other ranks' pieces.
-    """
-    if not isinstance(entry, slice):
-        return False
-    bounds = cast(Any, entry)
-    return not (_is_start(entry) and bounds.stop is None)
