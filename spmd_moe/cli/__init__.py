@@ -13,4 +13,5 @@ check_module    a typed module of the user's: user_code, forward_hints, own_modu
                 run_own_module
 refused         the program that `check` ends with
 train, bugs     the other two commands: spmd_moe.training, spmd_moe.bugs
+train_job       what train is asked for, looked at; train_rank: one of its processes
 """

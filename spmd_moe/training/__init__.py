@@ -8,7 +8,9 @@ checkpoints     sharded, loaded on any mesh; manifest: what they are of, and who
 world           the ranks of this run: torchrun's, Slurm's, or one process
 launch          local processes by torch's launcher, and why they failed
 job, loop       what a rank is told; what it does
-losses          the log of losses, their comparison and its plot
+lock            one run in a directory
+losses, plot    the log of losses, their comparison; both curves as a picture
+errors          input that cannot be used, and a rank that failed
 
 Nothing of `spmd_moe` imports this package but the command `spmd-moe train`.
 """

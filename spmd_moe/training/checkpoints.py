@@ -5,9 +5,12 @@ global tensors that their types say they are. Each rank writes pieces of its own
 another mesh each reads the rows that it holds there.
 """
 
+import logging
 import os
 import shutil
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +26,7 @@ from placements.parameters import saved_tensors
 from placements.tensor_type import TensorType
 from placements.types import Shard
 from spmd_moe.training import manifest
+from spmd_moe.training.errors import Unusable
 from spmd_moe.training.trainer import MOMENTS, Trainer
 from spmd_moe.training.world import wait_for_all
 
@@ -53,11 +57,37 @@ def save(trainer: Trainer, directory: Path, step: int, *, mesh: str, keep: int) 
 
 
 def load(trainer: Trainer, path: Path, step: int, *, alone: bool = False) -> None:
-    """Make `trainer` what it was after `step`. Every rank calls it, unless `alone`."""
-    with warnings.catch_warnings():  # that it is alone is what the caller said
+    """Make `trainer` what it was after `step`. Every rank calls it, unless `alone`.
+
+    Raises Unusable if the checkpoint has not what the model needs.
+    """
+    with warnings.catch_warnings(), _nothing_logged():
+        # that it is alone is what the caller said
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        _dcp.load(global_views(trainer), checkpoint_id=path, no_dist=alone)
+        try:
+            _dcp.load(global_views(trainer), checkpoint_id=path, no_dist=alone)
+        except CheckpointException as error:  # which is no Exception
+            _, (cause, _) = min(error.failures.items())
+            raise Unusable(
+                f"{path} is no checkpoint of this model ({_first_line(cause)}); "
+                f"{manifest.otherwise(path)}"
+            ) from None
     trainer.set_step(step)
+
+
+@contextmanager
+def _nothing_logged() -> Generator[None]:
+    """For what is raised as well."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def global_views(trainer: Trainer) -> dict[str, Tensor]:

@@ -12,12 +12,14 @@ from spmd_moe.training.recipe import Recipe
 class Job:
     """One run: a recipe on ranks, for so many steps, with what is written and checked.
 
-    `resume` is the checkpoint to start from. `verify_every` and `save_every` count steps;
+    `mesh` is what the degrees of `parallel` are called. `resume` is the checkpoint to start
+    from. `verify_every` and `save_every` count steps;
     0 is never. `compare` is where the plot beside one device goes.
     """
 
     recipe: Recipe
     parallel: Parallel
+    mesh: str
     steps: int
     checkpoint: str | None = None
     save_every: int = 50

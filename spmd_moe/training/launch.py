@@ -1,7 +1,4 @@
-"""Local processes by torch's own launcher, and, when one fails, which and why.
-
-`python -m spmd_moe.training.launch JOB` is one of them.
-"""
+"""Local processes by torch's own launcher, and, when one fails, which and why."""
 
 import json
 import logging
@@ -11,10 +8,11 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -22,69 +20,88 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from spmd_moe.training.job import Job, job_from_json
+from spmd_moe.training.errors import LossesDiffer, RankFailed, RunError, Unusable
 
 HOST = "127.0.0.1"
 LOST = "another rank ended or does not answer"
+# What a rank tells of the run, not of itself.
+OF_THE_RUN = {kind.__name__: kind for kind in (Unusable, LossesDiffer)}
+TRIES = 5  # ports, each of which another program can take before it is used
 
 
-class RankFailed(Exception):  # noqa: N818 - says which rank and why
-    """A rank ended before its time, and the others were stopped."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+def free_ports() -> Iterator[int]:
+    """A few ports that are free now."""
+    for _ in range(TRIES):
+        try:
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                port = probe.getsockname()[1]
+        except OSError:
+            continue
+        yield port
 
 
 def check_port(port: int) -> None:
-    """ValueError if nothing can listen on `port`."""
+    """Unusable if nothing can listen on `port`."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
-    except (OSError, OverflowError) as error:
-        raise ValueError(
+    except OSError as error:
+        raise Unusable(
             f"--port {port} cannot be used ({error}); give another, or none to have a free "
             "one chosen"
         ) from None
 
 
-def launch(job: Job, port: int | None, *, debug: bool = False) -> None:
-    """Run `job` on processes of this machine and wait for them.
+def launch(arguments: list[str], ranks: int, port: int | None, *, debug: bool) -> None:
+    """Run Python with `arguments` on processes of this machine and wait for them.
 
-    Raises RankFailed for the first rank that failed; by then no process is left.
+    Raises RankFailed for the first rank that failed, or what a rank told of the run, or
+    Unusable if there is no port for them to meet; by then no process is left.
     """
     logging.disable(logging.NOTSET if debug else logging.ERROR)  # told once, by us
+    for tried in free_ports() if port is None else [port]:
+        try:
+            return _launch_at(tried, arguments, ranks)
+        except dist.DistNetworkError as error:  # before any process was started
+            if "EADDRINUSE" not in str(error):
+                raise
+    tried = f"{TRIES} ports were" if port is None else f"--port {port} was"
+    raise Unusable(
+        f"no port of {HOST} can be had for the processes to meet ({tried} tried); end "
+        "programs that hold them, or give a free one by --port"
+    )
+
+
+def _launch_at(port: int, arguments: list[str], ranks: int) -> None:
     with tempfile.TemporaryDirectory(prefix="spmd-moe-") as logs:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=job.parallel.num_ranks,
+            nproc_per_node=ranks,
             run_id="spmd-moe",
             rdzv_backend="static",
-            rdzv_endpoint=f"{HOST}:{port or free_port()}",
+            rdzv_endpoint=f"{HOST}:{port}",
             rdzv_configs={"rank": 0, "timeout": 60},
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             shutdown_timeout=5,
+            # Not SIGINT: on KeyboardInterrupt the ranks get SIGTERM, which ends them.
+            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
         )
-        command = ["-m", "spmd_moe.training.launch", job.to_json()]
         start = cast(Any, elastic_launch(config, sys.executable))
         try:
-            start(*command, *(["--debug"] if debug else []))
+            start(*arguments)
         except ChildFailedError as error:
-            raise RankFailed(first_cause(error)) from None
+            raise first_cause(error) from None
         except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
             raise RankFailed(
                 f"stopped by {error.sigval.name}, and all ranks with it"
             ) from None
 
 
-def first_cause(error: ChildFailedError) -> str:
+def first_cause(error: ChildFailedError) -> RunError:
     """The rank that failed by itself: a lost connection is what the others saw of it."""
 
     def order(failure: ProcessFailure) -> tuple[int, int]:
@@ -94,25 +111,24 @@ def first_cause(error: ChildFailedError) -> str:
             return 0, 0
         return (2 if LOST in str(failure.message) else 1), failure.timestamp
 
-    failures = error.failures
-    rank, first = min(failures.items(), key=lambda item: order(item[1]))
+    rank, first = min(error.failures.items(), key=lambda item: order(item[1]))
     others = "the other ranks were stopped"
     if first.exitcode < 0:
         name = signal.Signals(-first.exitcode).name
-        return f"rank {rank} (pid {first.pid}) was killed by {name}; {others}"
-    said = _message(first)
-    return f"rank {rank} (pid {first.pid}) failed, {others}: {said}"
-
-
-def _message(failure: ProcessFailure) -> str:
-    said: Any = failure.message
-    if isinstance(said, dict):  # what `report` wrote
-        return cast(str, said["message"])
-    return f"exit code {failure.exitcode}"
+        return RankFailed(f"rank {rank} (pid {first.pid}) was killed by {name}; {others}")
+    said: Any = first.message
+    if isinstance(said, str):  # not what `report` wrote
+        said = {"message": f"exit code {first.exitcode}", "kind": ""}
+    message, kind = said["message"], said["kind"]
+    if kind in OF_THE_RUN:
+        return OF_THE_RUN[kind](message)
+    return RankFailed(f"rank {rank} (pid {first.pid}) failed, {others}: {message}")
 
 
 def told(error: Exception) -> str:
     """What an error says; of a lost connection only what concerns the reader."""
+    if isinstance(error, RunError):
+        return str(error)
     lost = re.search(r"gloo/\S+\] ([^.]*(?:\.\d[^.]*)*)", str(error))
     return f"{type(error).__name__}: {error}" if lost is None else f"{LOST}: {lost[1]}"
 
@@ -125,40 +141,9 @@ def report(error: Exception) -> None:
     path = os.environ["TORCHELASTIC_ERROR_FILE"]
     said = {
         "message": told(error),
+        "kind": type(error).__name__,
         "extraInfo": {"timestamp": str(int(time.time()))},
     }
     with open(f"{path}.new", "w") as file:
         json.dump({"message": said}, file)
     os.replace(f"{path}.new", path)
-
-
-def _end_with(parent: int) -> None:
-    """No rank outlives the process that started it."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def main() -> None:
-    """One rank. What goes wrong is told to the launcher, which tells it once."""
-    from spmd_moe.cli.terminal import make_console
-    from spmd_moe.training.loop import train
-    from spmd_moe.training.world import given_world
-
-    job, debug = job_from_json(sys.argv[1]), "--debug" in sys.argv[2:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher stops its ranks
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    world = given_world(os.environ)
-    assert world is not None
-    try:
-        train(job, world, make_console())
-    except Exception as error:
-        report(error)
-        if debug:
-            raise
-        sys.stdout.flush()
-        os._exit(1)  # threads of the process group may be waiting for ranks that are gone
-
-
-if __name__ == "__main__":
-    main()

@@ -18,16 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from placements import typecheck, verify
-from spmd_moe.cli.degrees import print_parallel
 from spmd_moe.training import checkpoints, manifest
 from spmd_moe.training.job import Job
 from spmd_moe.training.losses import (
     Loss,
     LossLog,
     check_equal,
+    first_without_number,
     largest_difference,
-    plot_losses,
 )
+from spmd_moe.training.plot import plot_losses
 from spmd_moe.training.trainer import Trainer, one_device
 from spmd_moe.training.world import World, joined, meshes_of, wait_for_all
 
@@ -40,7 +40,7 @@ def train(job: Job, world: World, console: Console) -> None:
         twin = one_device(job.recipe) if compares else None
         start = _resume(job, trainer, twin)
         path = Path(job.log) if job.log is not None and world.rank == 0 else None
-        with LossLog(path, start) as log, _progress(job, world, console, start) as show:
+        with LossLog(path, start) as log, _progress(job, world, start) as show:
             began = time.monotonic()
             for step in range(start + 1, job.steps + 1):
                 loss = trainer.step(step, _checking(job, step, start))
@@ -48,14 +48,15 @@ def train(job: Job, world: World, console: Console) -> None:
                 log.add(Loss(step, loss, beside))
                 show(loss)
                 if job.directory is not None and _is_due(job, step):
-                    mesh = print_parallel(job.parallel)
-                    checkpoints.save(trainer, job.directory, step, mesh=mesh, keep=job.keep)
+                    checkpoints.save(
+                        trainer, job.directory, step, mesh=job.mesh, keep=job.keep
+                    )
             seconds = time.monotonic() - began
         if world.rank == 0:
             console.print(_summary(job, trainer, log.losses, start, seconds))
         wait_for_all()  # nobody leaves while another rank still receives
     if job.compare is not None and world.rank == 0:
-        plot_losses(log.losses, Path(job.compare), print_parallel(job.parallel))
+        plot_losses(log.losses, Path(job.compare), job.mesh)
         check_equal(log.losses, job.recipe.dtype)
 
 
@@ -82,10 +83,9 @@ def _is_due(job: Job, step: int) -> bool:
 
 
 @contextmanager
-def _progress(
-    job: Job, world: World, console: Console, start: int
-) -> Generator[Callable[[float], None]]:
-    """A bar on rank 0 of a terminal; called with the loss of each step."""
+def _progress(job: Job, world: World, start: int) -> Generator[Callable[[float], None]]:
+    """A bar of rank 0, if stderr is a terminal; called with the loss of each step."""
+    console = Console(stderr=True)
     if world.rank != 0 or not console.is_terminal:
         yield lambda loss: None
         return
@@ -101,6 +101,11 @@ def _progress(
         yield lambda loss: progress.update(task, advance=1, loss=loss)
 
 
+def _diverged(losses: list[Loss]) -> str:
+    first = first_without_number(losses)
+    return "" if first is None else f", not a number from step {first.step} on"
+
+
 def _summary(
     job: Job, trainer: Trainer, losses: list[Loss], start: int, seconds: float
 ) -> Table:
@@ -110,11 +115,11 @@ def _summary(
         times = job.steps // job.verify_every - start // job.verify_every
         checked += f", types and values every {job.verify_every} steps ({times} times)"
     rows = {
-        "mesh": print_parallel(job.parallel),
+        "mesh": job.mesh,
         "processes": str(job.parallel.num_ranks),
         "model": f"{trainer.num_parameters():,} parameters, {recipe.dtype}",
         "steps": f"{start + 1} to {job.steps}",
-        "loss": f"{losses[-done].loss:.6f} -> {losses[-1].loss:.6f}",
+        "loss": f"{losses[-done].loss:.6f} -> {losses[-1].loss:.6f}{_diverged(losses)}",
         "time": f"{seconds:.1f} s, {done * recipe.batch * recipe.seq_len / seconds:,.0f} "
         "tokens per second",
         "checked": checked,

@@ -1,19 +1,18 @@
-"""The losses of a run: a log of one JSON object a line, and a plot beside one device."""
+"""The losses of a run: a log of one JSON object a line, compared with one device."""
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
+
+from spmd_moe.training.errors import LossesDiffer, Unusable
 
 # How far losses may be from those of one device, relative. Rounding in float32 decides
 # between experts that score alike, so its curves part after a while.
 TOLERANCE = {"float64": 1e-5, "float32": 1e-3}
-
-
-class LossesDiffer(Exception):  # noqa: N818 - a finding, not a failure of the program
-    """The mesh and one device were trained alike and did not stay equal."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,17 @@ class Loss:
     one_device: float | None = None
 
     @property
+    def is_number(self) -> bool:
+        """Neither it nor the twin's is NaN or infinite."""
+        return math.isfinite(self.loss) and math.isfinite(self.one_device or 0.0)
+
+    @property
     def difference(self) -> float | None:
-        """Relative to the twin; infinite if either is no number."""
-        if self.one_device is None:
+        """Relative to the twin; None if there are no two numbers to compare."""
+        if self.one_device is None or not self.is_number:
             return None
-        found = abs(self.loss - self.one_device) / abs(self.one_device)
-        return math.inf if math.isnan(found) else found
+        least = sys.float_info.min
+        return abs(self.loss - self.one_device) / max(abs(self.one_device), least)
 
 
 class LossLog:
@@ -68,19 +72,33 @@ class LossLog:
 
 
 def _line(loss: Loss) -> str:
+    """JSON has no NaN and no infinity: both are null."""
     said = {name: value for name, value in vars(loss).items() if value is not None}
-    return json.dumps(said) + "\n"
+    valid = {name: x if math.isfinite(x) else None for name, x in said.items()}
+    return json.dumps(valid) + "\n"
 
 
 def read_losses(path: Path) -> list[Loss]:
-    """The losses of a log, up to a line that the end of a run cut short."""
+    """The losses of a log, but for a last line that the end of a run cut short.
+
+    Raises Unusable if it is no such log.
+    """
     losses: list[Loss] = []
-    for line in path.read_text().splitlines():
-        try:
-            losses.append(Loss(**json.loads(line)))
-        except json.JSONDecodeError:
-            break
+    try:
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            losses.append(_parsed(json.loads(line)))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unusable(
+            f"{path} is no log of losses (see line {len(losses) + 1}); move it away to "
+            "resume without the losses until now, or name another by --log"
+        ) from None
     return losses
+
+
+def _parsed(said: Any) -> Loss:
+    step, *others = said.pop("step"), *said.items()
+    numbers = {name: math.nan if x is None else float(x) for name, x in others}
+    return Loss(int(step), **numbers)
 
 
 def largest_difference(losses: list[Loss]) -> tuple[float, int]:
@@ -89,36 +107,31 @@ def largest_difference(losses: list[Loss]) -> tuple[float, int]:
     return max(((d, step) for d, step in found if d is not None), default=(0.0, 0))
 
 
+def first_without_number(losses: list[Loss]) -> Loss | None:
+    """Where training diverged: what follows it is no number either."""
+    return next((loss for loss in losses if not loss.is_number), None)
+
+
 def check_equal(losses: list[Loss], dtype: str) -> None:
     """LossesDiffer if rounding does not explain how far the mesh is from one device."""
+    diverged = first_without_number(losses)
+    if diverged is not None:
+        raise LossesDiffer(
+            f"the loss is not a number from step {diverged.step} on ({_where(diverged)}), "
+            "so nothing after it is compared"
+        )
     worst, at = largest_difference(losses)
     allowed = TOLERANCE[dtype]
-    if not worst <= allowed:
+    if worst > allowed:
         raise LossesDiffer(
             f"at step {at} the loss differs by {worst:.1e} from that of one device; "
             f"rounding in {dtype} explains at most {allowed:.0e}"
         )
 
 
-def plot_losses(losses: list[Loss], path: Path, mesh: str) -> None:
-    """Both curves over each other, and their relative difference below, as a PNG."""
-    from matplotlib.figure import Figure  # an optional extra: only where it is needed
-
-    both = [loss for loss in losses if loss.one_device is not None]
-    steps = [loss.step for loss in both]
-    worst, at = largest_difference(both)
-    figure = cast(Any, Figure(figsize=(8, 6), dpi=120, layout="constrained"))
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    above.plot(steps, [loss.loss for loss in both], lw=3, alpha=0.5, label=mesh)
-    above.plot(steps, [loss.one_device for loss in both], "k--", lw=1, label="one device")
-    above.set_ylabel("loss, nats per byte")
-    above.legend()
-    above.set_title(f"spmd-moe train: {mesh} and one device")
-    floor = 1e-17  # equal losses have to be drawn somewhere
-    below.semilogy(steps, [max(loss.difference or 0.0, floor) for loss in both], ".")
-    below.set_ylabel("relative difference\n(1e-17: none)")
-    below.set_xlabel("step")
-    below.set_title(f"largest: {worst:.1e} at step {at}", fontsize="medium")
-    for axes in (above, below):
-        axes.grid(alpha=0.3)
-    figure.savefig(path)
+def _where(diverged: Loss) -> str:
+    if math.isfinite(diverged.loss):
+        return "on one device alone"
+    if diverged.one_device is None or math.isfinite(diverged.one_device):
+        return "on the mesh alone"
+    return "on the mesh and on one device"

@@ -8,19 +8,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from spmd_moe.training.errors import Unusable
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.text import text_digest
 
 FORMAT = "spmd-moe train 1"
 MANIFEST = "manifest.json"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: one line that says what to do."""
+INDEX = ".metadata"  # of torch.distributed.checkpoint: which file has which rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = (path for path in directory.iterdir() if re.fullmatch(r"step-\d+", path.name))
-    return sorted(path for path in found if path.is_dir())
+    return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def write(directory: Path, step: int, recipe: Recipe, mesh: str) -> None:
@@ -61,57 +58,61 @@ def write(directory: Path, step: int, recipe: Recipe, mesh: str) -> None:
         os.fsync(file.fileno())
 
 
+def otherwise(path: Path) -> str:
+    """What to do about a checkpoint that cannot be used."""
+    return f"remove {path} to resume from the one before, or start a new run"
+
+
 def read(path: Path) -> Manifest:
     """The manifest, after looking whether all files are as they were written.
 
-    Raises CheckpointError for a directory that is none, or is damaged.
+    Raises Unusable for a directory that is no checkpoint, or is damaged.
     """
-    otherwise = f"remove {path} to resume from the one before, or start a new run"
     try:
-        found = json.loads((path / MANIFEST).read_text())
-        if found.pop("format") != FORMAT:
-            raise CheckpointError(f"{path} is of another program or version; {otherwise}")
-        manifest = Manifest(recipe=Recipe(**found.pop("recipe")), **found)
-    except CheckpointError:
-        raise
+        manifest = _parsed((path / MANIFEST).read_text())
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is no checkpoint of spmd-moe train: it has no {MANIFEST}; {otherwise}"
+        raise Unusable(
+            f"{path} is no checkpoint of spmd-moe train: it has no {MANIFEST}; "
+            f"{otherwise(path)}"
         ) from None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path / MANIFEST} cannot be read ({error}); {otherwise}"
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Unusable(
+            f"{path / MANIFEST} cannot be read ({error}); {otherwise(path)}"
         ) from None
-    for name, written in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{path} is damaged: {name} is missing; {otherwise}")
-        if file.stat().st_size != written[0]:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has {file.stat().st_size} bytes of "
-                f"{written[0]}; {otherwise}"
-            )
-        if _fingerprint(file) != tuple(written):
-            raise CheckpointError(
-                f"{path} is damaged: {name} is not what was written; {otherwise}"
-            )
+    if manifest.step != step_of(path):
+        raise Unusable(
+            f"{path} is of step {manifest.step}: call it {name_of(manifest.step)} again, "
+            f"{otherwise(path)}"
+        )
+    wrong = _what_is_wrong(path, manifest)
+    if wrong is not None:
+        raise Unusable(f"{path} {wrong}; {otherwise(path)}")
     return manifest
 
 
-def check_recipe(manifest: Manifest, path: Path, given: Mapping[str, object]) -> None:
-    """Whether the checkpoint is of this text, and its recipe says what is given."""
-    for field, value in given.items():
-        saved = getattr(manifest.recipe, field)
-        if saved != value:
-            option = f"--{field.replace('_', '-')}"
-            raise CheckpointError(
-                f"{path} was trained with {option} {saved}, not {value}: leave the option "
-                "out to resume, or start a new run in another directory"
-            )
+def _parsed(text: str) -> Manifest:
+    found = json.loads(text)
+    if found.pop("format") != FORMAT:
+        raise ValueError("it is of another program or version")
+    recipe = Recipe(**found.pop("recipe"))
+    files = {name: (size, digest) for name, (size, digest) in found.pop("files").items()}
+    return Manifest(recipe=recipe, files=files, **found)
+
+
+def _what_is_wrong(path: Path, manifest: Manifest) -> str | None:
     if manifest.text != text_digest():
-        raise CheckpointError(
-            f"{path} was trained on another text than this version ships: start a new run"
-        )
+        return "was trained on another text than this version ships"
+    if INDEX not in manifest.files:
+        return f"is no checkpoint of torch.distributed: it has no {INDEX}"
+    for name, (size, digest) in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            return f"is damaged: {name} is missing"
+        if file.stat().st_size != size:
+            return f"is damaged: {name} has {file.stat().st_size} bytes of {size}"
+        if _fingerprint(file) != (size, digest):
+            return f"is damaged: {name} is not what was written"
+    return None
 
 
 def _fingerprint(path: Path) -> tuple[int, str]:

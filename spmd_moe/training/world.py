@@ -16,6 +16,7 @@ from placements import Mesh
 from placements.mesh import as_mesh
 from spmd_moe.config import Parallel
 from spmd_moe.meshes import make_sparse_mesh
+from spmd_moe.training.errors import RankFailed, Unusable
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,59 @@ class World:
 
 
 ALONE = World(0, 1)
+LAST_PORT = 65535
+_STEP_TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun alone, not in a script for sbatch
+_START = "unset it to start local processes, or start the ranks by torchrun or srun"
 
 
 def given_world(environment: Mapping[str, str], port: int | None = None) -> World | None:
-    """The job that this process was started in; None if it was not started in one."""
+    """The job that this process was started in; None if it was not started in one.
+
+    Unusable if the environment says what cannot be. A Slurm step of one task is no job: the
+    task starts processes itself, like any other program.
+    """
     env = environment
     if "RANK" in env and "WORLD_SIZE" in env:
-        return World(
-            int(env["RANK"]),
-            int(env["WORLD_SIZE"]),
-            env.get("MASTER_ADDR", "127.0.0.1"),
-            port or int(env.get("MASTER_PORT", 29500)),
-        )
-    if "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
+        rank, size = _whole(env, "RANK"), _whole(env, "WORLD_SIZE", least=1)
+        address, chosen = "127.0.0.1", 29500
+    elif "SLURM_PROCID" in env and env.get(_STEP_TASKS, "1") != "1":
+        rank, size = _whole(env, "SLURM_PROCID"), _whole(env, _STEP_TASKS, least=2)
         nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+        address = first_node(nodes)
         # Jobs that share a machine should not share a port.
-        chosen = 20000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
-        return World(
-            int(env["SLURM_PROCID"]),
-            int(env["SLURM_NTASKS"]),
-            env.get("MASTER_ADDR", first_node(nodes)),
-            port or int(env.get("MASTER_PORT", chosen)),
+        chosen = 20000 + _whole(env, "SLURM_JOB_ID", default=0) % 20000
+    else:
+        return None
+    if rank >= size:
+        raise Unusable(f"this is rank {rank} of {size} in the environment; {_START}")
+    meet_at = port or _whole(env, "MASTER_PORT", least=1, most=LAST_PORT, default=chosen)
+    return World(rank, size, env.get("MASTER_ADDR", address), meet_at)
+
+
+def tasks_for_srun(environment: Mapping[str, str]) -> int:
+    """How many tasks a Slurm allocation has for srun to start, where srun started none."""
+    if _STEP_TASKS in environment:
+        return 1
+    return _whole(environment, "SLURM_NTASKS", least=1, default=1)
+
+
+def _whole(
+    env: Mapping[str, str],
+    name: str,
+    *,
+    least: int = 0,
+    most: int = 2**31,
+    default: int | None = None,
+) -> int:
+    if default is not None and name not in env:
+        return default
+    text = env[name]
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise Unusable(
+            f"{name} is {text!r} in the environment, not a whole number from {least} to "
+            f"{most}; {_START}"
         )
-    return None
+    return int(text)
 
 
 def first_node(nodes: str) -> str:
@@ -64,7 +95,7 @@ def first_node(nodes: str) -> str:
 def joined(world: World, timeout: float) -> Generator[None]:
     """A process group over the ranks, left at the end.
 
-    Raises ValueError if the ranks cannot meet.
+    Raises RankFailed if the ranks cannot meet.
     """
     torch.set_num_threads(1)  # the model is small: more would wait for each other
     place: dict[str, Any] = {"rank": world.rank, "world_size": world.size}
@@ -76,7 +107,7 @@ def joined(world: World, timeout: float) -> Generator[None]:
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **place)
     except dist.DistError as error:
-        raise ValueError(
+        raise RankFailed(
             f"rank {world.rank} did not meet the others at {world.address}:{world.port} "
             f"({error}): start all {world.size} ranks, or give another --port"
         ) from None

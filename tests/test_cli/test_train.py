@@ -3,20 +3,29 @@
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from spmd_moe.cli.main import main
+from spmd_moe.cli.terminal import BadInput
+from spmd_moe.training import manifest
 from spmd_moe.training.losses import read_losses
 
-SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --num-experts 4 --seq-len 6 --batch 4".split()
+SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --experts 4 --seq 6 --batch 4".split()
 
 
 @pytest.fixture(autouse=True)
 def in_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_STEP_NUM_TASKS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -33,7 +42,9 @@ def test_a_run_its_files_and_its_continuation(
 
     run = ["train", "--checkpoint", "run", "--save-every", "2"]
     assert main([*run, *SMALL, "--steps", "4"]) == 0
-    assert sorted(os.listdir("run")) == ["losses.jsonl", "step-00000002", "step-00000004"]
+    assert sorted(os.listdir("run")) == [
+        ".lock", "losses.jsonl", "step-00000002", "step-00000004",
+    ]  # fmt: skip
     # sizes come from the checkpoint
     assert main([*run, "--resume", "--steps", "6", "--compare"]) == 0
     assert Path("losses.png").is_file()
@@ -52,40 +63,48 @@ def test_float32_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 # what is given -> what is said
 BAD_INPUT = {
-    "--mesh tp=4": "heads (2) must be divisible by tp (4)",
-    "--mesh dp=3": "batch (4) must be divisible by dp (3)",
-    "--mesh dp=8,ep=8 --batch 8": "num_experts (4) must be divisible by ep (8)",
+    "--mesh tp=4": "--heads (2) must be divisible by tp (4)",
+    "--mesh dp=3": "--batch (4) must be divisible by dp (3)",
+    "--mesh dp=8,ep=8 --batch 8": "--experts (4) must be divisible by ep (8)",
+    "--mesh tp=2 --hidden-dim 3 --shared-experts 3": "--hidden-dim (3) must be divisible by tp (2)",
+    "--mesh tp=2,ep=2 --hidden-dim 3": "--shared-experts * --hidden-dim (3) must be divisible by tp (2)",
     "--mesh tp=2,ep=3": "ep (3) must divide dp * cp * tp (2)",
     "--mesh xp=3": "'xp' is no axis; write it as dp=2",
     "--mesh tp=2 --processes 4": "tp=2 is for 2 (dp * cp * tp) processes, but --processes is 4",
-    "--top-k 9": "top_k (9) must be at most num_experts (4)",
-    "--dim 9": "dim (9) must be divisible by heads (2)",
-    "--dtype int8": "dtype ('int8') must be one of float64, float32",
-    "--lr 0": "lr (0.0) must be a number above 0",
-    "--seq-len 100000": "must be below",
+    "--top-k 9": "--top-k (9) must be at most --experts (4)",
+    "--dim 9": "--dim (9) must be divisible by --heads (2)",
+    "--dtype int8": "--dtype ('int8') must be one of float64, float32",
+    "--lr 0": "--lr (0.0) must be a number above 0",
+    "--seq 100000": "--seq (100000) must be below",
     "--steps 0": "--steps is 0; give at least 1",
     "--keep 0": "--keep is 0; give at least 1",
     "--verify -1": "--verify is -1; give at least 0",
     "--timeout 0": "--timeout is 0.0; give seconds",
+    "--port 0": "--port is 0; give one from 1 to 65535",
     "--resume": "--resume needs --checkpoint DIR",
     "--resume --checkpoint nothing": "nothing has no complete checkpoint: start without --resume",
     "--checkpoint file/below": "--checkpoint: cannot write in file/below (Not a directory)",
     "--checkpoint file": "--checkpoint: cannot write in file (File exists)",
     "--log /proc/losses.jsonl": "--log: cannot write in /proc",
+    "--log .": "--log . is a directory: name a file",
     "--compare /proc/plot.png": "--compare: cannot write in /proc",
+    "--compare plot.pdf": "--compare plot.pdf: the plot is a PNG, so name a file .png",
+    "--compare directory.png": "--compare directory.png is a directory: name a file",
 }
 
 
 @pytest.mark.parametrize("given", BAD_INPUT)
 def test_bad_input_is_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
+    Path("directory.png").mkdir()
     arguments = ["train", *SMALL, *given.split()]
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("spmd-moe train: ") and err.count("\n") == 1
     assert BAD_INPUT[given] in err
-    with pytest.raises(Exception, match=r"\w"):
+    with pytest.raises(BadInput):
         main([*arguments, "--debug"])
+    assert not Path("nothing").exists()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -99,6 +118,7 @@ def test_checkpoints_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> 
     run = ("--checkpoint", "run")
     assert main(["train", *SMALL, *run, "--steps", "2"]) == 0
     last = Path("run/step-00000002")
+    recipe = manifest.read(last).recipe
     said = refused(capsys, *run)
     assert "run has a run in it (step-00000002): continue it with --resume" in said
     said = refused(capsys, *run, "--resume", "--steps", "2")
@@ -106,7 +126,18 @@ def test_checkpoints_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> 
     said = refused(capsys, *run, "--resume", "--dim", "16")
     assert "was trained with --dim 8, not 16: leave the option out" in said
     said = refused(capsys, *run, "--resume", "--mesh", "dp=8,ep=8")
-    assert "num_experts (4) must be divisible by ep (8)" in said
+    assert "--experts (4) must be divisible by ep (8)" in said
+    moved = last.rename("run/step-00000003")
+    said = refused(capsys, *run, "--resume")
+    assert "run/step-00000003 is of step 2: call it step-00000002 again" in said
+    moved.rename(last)
+    log = Path("run/losses.jsonl")
+    whole = log.read_bytes()
+    for broken in (b"[1]\n", b"\xff\xfe\n"):
+        log.write_bytes(broken + whole)
+        said = refused(capsys, *run, "--resume")
+        assert "losses.jsonl is no log of losses (see line 1); move it away" in said
+    log.write_bytes(whole)
     shard = last / "__0_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-10])
     said = refused(capsys, *run, "--resume")
@@ -115,6 +146,12 @@ def test_checkpoints_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> 
     assert ".metadata is missing" in refused(capsys, *run, "--resume")
     (last / "manifest.json").write_text(json.dumps({"format": "other"}))
     assert "another program or version" in refused(capsys, *run, "--resume")
+    shard.unlink()
+    (last / manifest.INDEX).write_bytes(b"no pickle")  # as if it were of another program
+    (last / "manifest.json").unlink()
+    manifest.write(last, 2, recipe, "dp=1")
+    said = refused(capsys, *run, "--resume")
+    assert "run/step-00000002 is no checkpoint of this model" in said
     (last / "manifest.json").unlink()
     assert "it has no manifest.json" in refused(capsys, *run, "--resume")
     last.rename(last.with_name(".unfinished-step-00000002"))
@@ -134,10 +171,43 @@ def test_a_job_of_another_size(
 ) -> None:
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "4")
+    said = refused(capsys, "--mesh", "tp=2")  # in a script for sbatch, without srun
+    assert "has 4 tasks, which srun starts: srun --ntasks 2 spmd-moe train" in said
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert "processes, but this job has 4" in refused(capsys, "--mesh", "tp=2")
     monkeypatch.setenv("SLURM_PROCID", "1")
     assert main(["train", "--mesh", "tp=2"]) == 2
     assert capsys.readouterr().err == ""  # rank 0 says it
+    monkeypatch.setenv("SLURM_PROCID", "x")
+    assert "SLURM_PROCID is 'x' in the environment" in refused(capsys)
+
+
+def test_matplotlib_that_cannot_be_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'spmd-moe[plot]'" in refused(capsys, "--compare")
+
+
+def test_a_run_that_diverged_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    diverging = ["train", *SMALL, "--steps", "4", "--lr", "1e300", "--log", "log.jsonl"]
+    assert main([*diverging, "--compare"]) == 1
+    out, err = capsys.readouterr()
+    assert "nan, not a number from step 3 on" in out
+    assert err.startswith("spmd-moe train: the loss is not a number from step 3 on (on the")
+    assert '{"step": 4, "loss": null, "one_device": null}' in Path("log.jsonl").read_text()
+
+
+def test_the_bar_is_on_the_terminal_of_stderr_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["train", *SMALL, "--steps", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "training" in err and "training" not in out and "Trained" in out
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

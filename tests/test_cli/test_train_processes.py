@@ -1,4 +1,4 @@
-"""`spmd-moe train` on processes: one is killed, and the run goes on elsewhere."""
+"""`spmd-moe train` on processes: a run is killed, interrupted, continued; nothing is left."""
 
 import os
 import random
@@ -12,25 +12,44 @@ from pathlib import Path
 import pytest
 
 from spmd_moe.cli.main import main
+from spmd_moe.training.launch import free_ports
 from spmd_moe.training.losses import read_losses
+from spmd_moe.training.manifest import checkpoints_in, step_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
 
 ROOT = Path(__file__).parents[2]
-SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --num-experts 4 --seq-len 6 --batch 4".split()
+SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --experts 4 --seq 6 --batch 4".split()
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-LONG = 10_000  # never reached
+LONG = ["--steps", "10000"]  # never reached
+TIME = 120  # seconds, on a machine that does much else
 
 
-def wait_until(holds: Callable[[], bool], run: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert run.poll() is None, run.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.fixture(autouse=True)
+def in_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """A command of its own, whose Ctrl-C is not ours."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "spmd_moe", *arguments],
+        env={**ENVIRONMENT, **environment}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def ranks_of(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
+    """The processes that run a rank, by number."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found: dict[int, int] = {}
+    for child in children:
+        if b"spmd_moe.cli.train_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+            said = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            (rank,) = (one[5:] for one in said if one.startswith(b"RANK="))
+            found[int(rank)] = int(child)
+    return [found[rank] for rank in sorted(found)]
 
 
 def is_running(pid: int) -> bool:
@@ -40,80 +59,83 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def steps_in(log: Path) -> int:
-    return len(read_losses(log)) if log.is_file() else 0
+def wait_until(
+    holds: Callable[[], bool], run: "subprocess.Popen[str] | None" = None
+) -> None:
+    deadline = time.monotonic() + TIME
+    while not holds():
+        assert run is None or run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
-def test_a_killed_run_is_continued_on_fewer_processes(
+def test_a_run_is_killed_and_interrupted_and_ends_as_if_nothing_had_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory, log = tmp_path / "run", tmp_path / "run" / "losses.jsonl"
     train = ["train", "--checkpoint", str(directory), "--save-every", "2"]
-    command = [sys.executable, "-m", "spmd_moe", *train, *SMALL, "--steps", str(LONG)]
-    run = subprocess.Popen(
-        [*command, "--mesh", "dp=2,tp=2,ep=2,sp=on"],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    wait_until(lambda: steps_in(log) >= 3, run)
+
+    def last_saved() -> int:
+        return max((step_of(path) for path in checkpoints_in(directory)), default=0)
+
+    def hint() -> str:
+        return f"  continue from {checkpoints_in(directory)[-1]} with --resume\n"
+
+    # A rank is killed. Until then nobody else can have the directory.
+    run = start(*train, *SMALL, *LONG, "--mesh", "tp=2,ep=2,sp=on")
+    wait_until(lambda: last_saved() >= 2, run)
+    assert main([*train, "--resume", *LONG]) == 2
+    assert "another run is using it" in capfd.readouterr().err
     ranks = ranks_of(run.pid)
-    assert len(ranks) == 4
-    victim = random.randrange(4)
+    victim = random.Random(0).randrange(2)
     os.kill(ranks[victim], signal.SIGKILL)
-    start = time.monotonic()
-    _, error = run.communicate(timeout=60)
-    assert time.monotonic() - start < 30
+    out, error = run.communicate(timeout=30)
     assert run.returncode == 1
-    last = max(path.name for path in directory.glob("step-*"))
+    assert out == "Starting 2 processes (tp=2,ep=2,sp=on) ...\n"
     assert error == (
         f"spmd-moe train: rank {victim} (pid {ranks[victim]}) was killed by SIGKILL; the "
-        f"other ranks were stopped\n  continue from {directory / last} with --resume\n"
+        f"other ranks were stopped\n{hint()}"
     )
     assert not any(is_running(pid) for pid in ranks)
 
-    # The machine may have done many steps: go on a little from where it was.
-    reached = int(last.removeprefix("step-"))
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-    ]
-    arguments = [*train, "--resume", "--steps", str(reached + 3), "--mesh", "tp=2,ep=2"]
-    inside = subprocess.run(
-        [*torchrun, "-m", "spmd_moe", *arguments],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert inside.returncode == 0, inside.stderr
-    assert inside.stdout.count("Trained") == 1  # rank 0 alone
+    # It goes on on another mesh, until Ctrl-C.
+    reached = last_saved()
+    run = start(*train, "--resume", *LONG, "--mesh", "dp=2,ep=2")
+    wait_until(lambda: last_saved() > reached, run)
+    ranks = ranks_of(run.pid)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    stopped = time.monotonic()
+    _, error = run.communicate(timeout=30)
+    assert time.monotonic() - stopped < 4  # 0.5 where nothing else is done
+    assert run.returncode == 130 and error == f"spmd-moe train: interrupted\n{hint()}"
+    assert not any(is_running(pid) for pid in ranks)
 
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-    assert main([*train, "--resume", "--steps", str(reached + 5)]) == 0
+    # It goes on inside a job, to the end.
+    last = last_saved() + 3
+    (port, *_) = free_ports()
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    arguments = [*train, "--resume", "--steps", str(last), "--mesh", "cp=2"]
+    other = start(*arguments, **job, RANK="1")
+    for name, value in {**job, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 0
+    assert other.communicate(timeout=TIME) == ("", "") and other.returncode == 0
+    assert capfd.readouterr().out.count("Trained") == 1  # rank 0 alone
+    monkeypatch.delenv("RANK")
+
     whole = tmp_path / "whole.jsonl"
-    assert main(["train", *SMALL, "--steps", str(reached + 5), "--log", str(whole)]) == 0
+    assert main(["train", *SMALL, "--steps", str(last), "--log", str(whole)]) == 0
     found, expected = read_losses(log), read_losses(whole)
-    assert [loss.step for loss in found] == list(range(1, reached + 6))
+    assert [loss.step for loss in found] == list(range(1, last + 1))
     assert [x.loss for x in found] == pytest.approx([x.loss for x in expected], rel=1e-5)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_no_rank_outlives_the_command(kill: signal.Signals, tmp_path: Path) -> None:
+def test_no_rank_outlives_the_command(tmp_path: Path) -> None:
     log = tmp_path / "losses.jsonl"
-    command = [sys.executable, "-m", "spmd_moe", "train", *SMALL, "--steps", str(LONG)]
-    run = subprocess.Popen(
-        [*command, "--mesh", "tp=2", "--log", str(log)],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    wait_until(lambda: steps_in(log) >= 1, run)
+    run = start("train", *SMALL, *LONG, "--mesh", "tp=2", "--log", str(log))
+    wait_until(log.is_file, run)
     ranks = ranks_of(run.pid)
-    run.send_signal(kill)
-    _, error = run.communicate(timeout=60)
-    if kill == signal.SIGINT:
-        assert run.returncode == 130 and error == "spmd-moe train: interrupted\n"
-    deadline = time.monotonic() + 20
-    while any(is_running(pid) for pid in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert len(ranks) == 2
+    run.kill()
+    run.communicate(timeout=TIME)
+    wait_until(lambda: not any(is_running(pid) for pid in ranks))

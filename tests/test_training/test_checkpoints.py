@@ -1,6 +1,7 @@
 """Saved on one mesh, continued on another, with the losses of a run never interrupted."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from placements.testing import run_ranks
 from spmd_moe import Parallel
 from spmd_moe.cli.degrees import parse_parallel
 from spmd_moe.training import checkpoints, manifest
-from spmd_moe.training.manifest import CheckpointError
+from spmd_moe.training.errors import Unusable
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.trainer import Trainer, one_device
 from spmd_moe.training.world import meshes_of
@@ -49,10 +50,8 @@ def on(mesh: str) -> Parallel:
     ("before", "after"),
     [
         ("dp=2,ep=2", "dp=2,tp=2,ep=4,sp=on"),
-        ("dp=2", "dp=2,tp=2"),
-        ("dp=2,tp=2,ep=2,sp=on", "tp=2,ep=2"),
-        ("cp=2,tp=2,ep=4,sp=on", "dp=2,ep=2"),
         ("dp=2,tp=2,ep=2,etp=2", "cp=2"),
+        ("cp=2,tp=2,ep=4,sp=on", "dp=2"),
     ],
 )
 def test_a_run_continues_on_another_mesh(
@@ -66,11 +65,17 @@ def test_a_run_continues_on_another_mesh(
         assert losses == pytest.approx(expected[SAVED:], rel=1e-10)
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    run_ranks(2, saved, "tp=2,ep=2,sp=on", tmp_path, backend="gloo")
-    (path,) = manifest.checkpoints_in(tmp_path)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    run_ranks(2, saved, "tp=2,ep=2,sp=on", directory, backend="gloo")
+    (path,) = manifest.checkpoints_in(directory)
     return path
+
+
+@pytest.fixture
+def written(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / original.name)
 
 
 def test_shards_are_of_several_ranks_and_load_on_one_device(
@@ -91,14 +96,14 @@ def test_damage_is_found_and_named(written: Path) -> None:
     shard = written / "__1_0.distcp"
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=r"__1_0.distcp has \d+ bytes of \d+; remove"):
+    with pytest.raises(Unusable, match=r"__1_0.distcp has \d+ bytes of \d+; remove"):
         manifest.read(written)
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="is not what was written"):
+    with pytest.raises(Unusable, match="is not what was written"):
         manifest.read(written)
     shard.write_bytes(whole)
     (written / ".metadata").unlink()
-    with pytest.raises(CheckpointError, match=r"\.metadata is missing"):
+    with pytest.raises(Unusable, match=r"\.metadata is missing"):
         manifest.read(written)
 
 
@@ -110,13 +115,45 @@ def test_what_is_no_checkpoint_is_refused(written: Path) -> None:
         ("[1]", "cannot be read"),
         (json.dumps({**content, "format": "other"}), "another program or version"),
         (json.dumps({"format": manifest.FORMAT}), "cannot be read"),
+        (json.dumps({**content, "files": {}}), "it has no .metadata"),
+        (json.dumps({**content, "files": ["a"]}), "cannot be read"),
+        (json.dumps({**content, "text": "other"}), "trained on another text"),
     ]:
         file.write_text(damaged)
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(Unusable, match=said):
             manifest.read(written)
     file.unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint of spmd-moe train"):
+    with pytest.raises(Unusable, match="no checkpoint of spmd-moe train"):
         manifest.read(written)
+
+
+def test_the_name_and_the_manifest_agree_on_the_step(written: Path) -> None:
+    renamed = written.rename(written.with_name("step-00000013"))
+    with pytest.raises(Unusable, match="is of step 3: call it step-00000003 again"):
+        manifest.read(renamed)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    for name in ("step-100000000", "step-00000012", "step-99999999"):
+        (tmp_path / name).mkdir()
+    steps = [manifest.step_of(path) for path in manifest.checkpoints_in(tmp_path)]
+    assert steps == [12, 99_999_999, 100_000_000]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("index", ["of other tensors", "no index"])
+def test_a_foreign_checkpoint_is_refused_in_one_line(
+    index: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if index == "no index":
+        (tmp_path / manifest.INDEX).write_bytes(b"no pickle")
+    else:
+        one = {"weight": torch.zeros(3)}
+        torch.distributed.checkpoint.save(one, checkpoint_id=tmp_path, no_dist=True)
+    capfd.readouterr()
+    with pytest.raises(Unusable, match="is no checkpoint of this model") as caught:
+        checkpoints.load(one_device(RECIPE), tmp_path, SAVED, alone=True)
+    assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
 
 
 def test_an_interrupted_save_is_never_taken_for_a_checkpoint(written: Path) -> None:

@@ -1,29 +1,50 @@
-"""Which ranks there are, by the environment; ports."""
-
-import socket
+"""Which ranks there are, by the environment."""
 
 import pytest
 
-from spmd_moe.training.launch import HOST, check_port, free_port
-from spmd_moe.training.world import World, first_node, given_world
+from spmd_moe.training.errors import Unusable
+from spmd_moe.training.world import World, first_node, given_world, tasks_for_srun
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "123"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "40012"}  # sbatch alone
+STEP = {**BATCH, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8"}  # by srun
+STEP["SLURM_STEP_NODELIST"] = "gpu[003-004,009],cpu1"
 
 
 def test_the_ranks_of_torchrun() -> None:
-    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "123"}
-    assert given_world(env) == World(3, 4, "n1", 123)
-    assert given_world(env, port=7) == World(3, 4, "n1", 7)
+    assert given_world(TORCHRUN) == World(3, 4, "n1", 123)
+    assert given_world(TORCHRUN, port=7) == World(3, 4, "n1", 7)
+    assert given_world({**STEP, **TORCHRUN}) == World(3, 4, "n1", 123)
 
 
 def test_the_ranks_of_slurm() -> None:
-    env = {"SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "40012"}
-    env["SLURM_STEP_NODELIST"] = "gpu[003-004,009],cpu1"
-    assert given_world(env) == World(1, 8, "gpu003", 20012)
-    assert given_world({**env, "MASTER_ADDR": "n9"}) == World(1, 8, "n9", 20012)
+    assert given_world(STEP) == World(1, 8, "gpu003", 20012)
+    assert given_world({**STEP, "MASTER_ADDR": "n9"}) == World(1, 8, "n9", 20012)
+    assert tasks_for_srun(STEP) == 1
 
 
 def test_no_job() -> None:
     assert given_world({}) is None
     assert given_world({"RANK": "1"}) is None
+    assert given_world(BATCH) is None and tasks_for_srun(BATCH) == 8
+    alone = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert given_world(alone) is None and tasks_for_srun(alone) == 1
+    assert tasks_for_srun({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"RANK": "x"}, "RANK is 'x' in the environment, not a whole number"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"RANK": "4"}, "this is rank 4 of 4"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(wrong: dict[str, str], said: str) -> None:
+    with pytest.raises(Unusable, match=said):
+        given_world({**TORCHRUN, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -38,14 +59,3 @@ def test_no_job() -> None:
 )
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
-
-
-def test_a_port_that_is_taken_is_refused() -> None:
-    check_port(free_port())
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        with pytest.raises(ValueError, match="cannot be used"):
-            check_port(taken.getsockname()[1])
-    with pytest.raises(ValueError, match="cannot be used"):
-        check_port(70000)
