@@ -181,6 +181,11 @@ def written(target: Operand, found: TensorType) -> TensorType:
         held = old.get((pads.validity, pads.dims), -1)
         if held is not None and held != pads.holds:
             raise refused(WRITTEN, target, pads, "the result of the plain op")
+    new = {(p.validity, p.dims) for p in found.pads}
+    for pads in target.type.pads:
+        # What the op forgot (`addmm_` with beta=0) may hold anything now.
+        if pads.holds is not None and (pads.validity, pads.dims) not in new:
+            raise refused(WRITTEN, target, pads, "the result of the plain op")
     return found.with_pads(target.type.pads)
 
 

@@ -192,6 +192,8 @@ def first_line(error: Exception) -> str:
     """What an exception says, in one line and without addresses or places."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     text = re.sub(r" at [\w./<>-]+:\d+", "", text)
+    # The peer's name of a group depends on what the process made before.
+    text = re.sub(r"\b(default_pg|mesh_\w+)(\[[\d:,]*\])?", "<group>", text)
     return re.sub(r"\s+", " ", text)
 
 
