@@ -97,7 +97,9 @@ def test_what_is_no_replacement_passes() -> None:
         balance.late = torch.zeros(2)
         balance.extra = nn.Parameter(torch.zeros(4))  # not declared
         balance.note = torch.zeros(2)  # no state
+        assert balance.bias_E.tolist() == [2] * 4
         balance.bias_E = None
+    assert set(balance.state_dict()) >= {"weight", "extra"}
 
 
 def loaded(module: nn.Module) -> None:

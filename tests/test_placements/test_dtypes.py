@@ -172,4 +172,4 @@ def test_a_class_that_states_nothing_of_a_dtype_takes_any() -> None:
         def forward(self, x: BFloat16[Tensor, "T E"]) -> Tensor:
             return x * self.w
 
-    Loose()(of(torch.bfloat16))
+    assert Loose()(of(torch.bfloat16)).dtype == torch.bfloat16

@@ -32,6 +32,7 @@ from placements import (
     reinterpret,
     set_current_mesh,
     split,
+    type_of,
     typed,
     verify,
 )
@@ -113,7 +114,12 @@ def clean() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_right_program_passes(dp: int, tp: int) -> None:
-    run_ranks({"dp": dp, "tp": tp}, clean)
+    sent = run_ranks({"dp": dp, "tp": tp}, clean)
+    # Nothing is sent over an axis of one rank, and all ranks send the same.
+    assert {axis for _, axis in sent[0]} == {
+        a for a, n in (("dp", dp), ("tp", tp)) if n > 1
+    }
+    assert all(rank == sent[0] for rank in sent)
 
 
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
@@ -477,14 +483,14 @@ def test_values_on_another_mesh_over_the_same_ranks() -> None:
     assert (error.name, error.axis) == ("y", "ep") and "ranks 0 and 3" in error.actual
 
 
-def sizes_alone() -> None:
+def sizes_alone() -> Any:
     with set_current_mesh({"dp": 2, "tp": 4}), verify():
         x = assert_type(torch.ones(2), {"dp": R, "tp": P})
-        all_reduce(x, "tp", src=P, dst=R)
+        return type_of(all_reduce(x, "tp", src=P, dst=R))
 
 
 def test_a_mesh_of_sizes_alone_is_type_checked() -> None:
-    sizes_alone()
+    assert sizes_alone() == {"dp": R, "tp": R}
 
 
 def test_verify_implies_typecheck() -> None:
