@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests run side by side, one worker for each core.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run test test-deep mutants lint format docs bench clean
 
@@ -14,10 +16,10 @@ run: $(READY)
 	$(BIN)/spmd-moe check
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-deep: $(READY)
-	$(BIN)/python -m pytest --placements-profile deep
+	$(PYTEST) --placements-profile deep
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants

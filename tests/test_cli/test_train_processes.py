@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,30 @@ def in_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """A command of its own, whose Ctrl-C is not ours."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "spmd_moe", *arguments],
-        env={**ENVIRONMENT, **environment}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+Run = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Commands of their own, whose Ctrl-C is not ours; none outlives the test."""
+    runs: list[Run] = []
+
+    def started(*arguments: str, **environment: str) -> Run:
+        # Where pytest runs in the background Ctrl-C is ignored, and children inherit that.
+        heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        run = subprocess.Popen(
+            [sys.executable, "-m", "spmd_moe", *arguments],
+            env={**ENVIRONMENT, **environment}, start_new_session=True, preexec_fn=heeded,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        runs.append(run)
+        return run
+
+    yield started
+    for run in runs:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
 
 
 def ranks_of(pid: int) -> list[int]:
@@ -59,9 +77,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(
-    holds: Callable[[], bool], run: "subprocess.Popen[str] | None" = None
-) -> None:
+def wait_until(holds: Callable[[], bool], run: Run | None = None) -> None:
     deadline = time.monotonic() + TIME
     while not holds():
         assert run is None or run.poll() is None, run.communicate()
@@ -70,7 +86,10 @@ def wait_until(
 
 
 def test_a_run_is_killed_and_interrupted_and_ends_as_if_nothing_had_been(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    start: Callable[..., Run],
 ) -> None:
     directory, log = tmp_path / "run", tmp_path / "run" / "losses.jsonl"
     train = ["train", "--checkpoint", str(directory), "--save-every", "2"]
@@ -130,7 +149,7 @@ def test_a_run_is_killed_and_interrupted_and_ends_as_if_nothing_had_been(
     assert [x.loss for x in found] == pytest.approx([x.loss for x in expected], rel=1e-5)
 
 
-def test_no_rank_outlives_the_command(tmp_path: Path) -> None:
+def test_no_rank_outlives_the_command(tmp_path: Path, start: Callable[..., Run]) -> None:
     log = tmp_path / "losses.jsonl"
     run = start("train", *SMALL, *LONG, "--mesh", "tp=2", "--log", str(log))
     wait_until(log.is_file, run)

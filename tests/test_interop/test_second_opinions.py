@@ -23,7 +23,6 @@ from placements.tensor_type import declared
 from placements.types import AxisType, I, P, R, S, V
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
-PROGRAMS = 2 * max(500, settings.default.max_examples if settings.default else 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +70,7 @@ def _ours(found: list[Disagreement]) -> list[Disagreement]:
     )
 
 
-@settings(max_examples=PROGRAMS, deadline=None, derandomize=True)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data())
 def test_generated_programs_disagree_only_where_it_is_known(data: st.DataObject) -> None:
     checked = draw_checked(lambda options: data.draw(st.sampled_from(list(options))))

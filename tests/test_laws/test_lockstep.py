@@ -23,13 +23,16 @@ from placements.types import P, R
 # The mutations share the examples of a profile.
 SHARE = len(MUTATIONS)
 
-sent: list[int] = []
 
+def test_ranks_send_the_same_whatever_their_values() -> None:
+    sent: list[int] = []
 
-@given(programs_with_empty_pieces())
-def test_ranks_send_the_same_whatever_their_values(program: Program) -> None:
-    record = check_lockstep(program)
-    sent.append(len(record or []))
+    @given(programs_with_empty_pieces())
+    def law(program: Program) -> None:
+        sent.append(len(check_lockstep(program) or []))
+
+    law()
+    assert sum(count > 0 for count in sent) > len(sent) // 10, "few programs send"
 
 
 class Lopsided(Program):
@@ -57,10 +60,6 @@ def test_a_collective_of_nothing_that_is_left_out_is_found() -> None:
         AssertionError, match=r"rank 0 sent \(\[\('tp', 'all-reduce', False\)"
     ):
         check_lockstep(lopsided(0))
-
-
-def test_many_programs_send_something() -> None:
-    assert not sent or sum(count > 0 for count in sent) > len(sent) // 10
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

@@ -1,4 +1,4 @@
-"""The same code on real processes: gloo, world sizes 2 and 4."""
+"""The same code on real processes: gloo, world sizes 2 and 4, and 8 in the deep run."""
 
 import os
 import time
@@ -29,7 +29,7 @@ def several(cases: list[Case]) -> list[Step]:
     return [on_this_rank(case) for case in cases]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.deep)])
 def test_every_configuration_equals_one_device_and_the_simulator(ranks: int) -> None:
     fitting = [p for p in PARALLELS if p.num_ranks == ranks]
     cases = [Case(p, checked=k % 2 == 0) for k, p in enumerate(fitting)]
