@@ -1,11 +1,28 @@
 """The dot-product test finds a missing, a doubled and a misplaced reduction."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from placements import I, P, R, S, V, all_gather, all_reduce, convert, reduce_scatter
+import placements
+from placements import (
+    I,
+    P,
+    R,
+    S,
+    V,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    convert,
+    reduce_scatter,
+)
 from placements.testing import check_adjoint
+from placements.transitions import TRANSITIONS, Transition
+from placements.types import BY_LETTER, AxisType
 
 MESH = {"tp": 4}
 X = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) / 7
@@ -68,6 +85,25 @@ def test_programs_of_the_table(program, src, dst, guilty) -> None:
         return
     with pytest.raises(AssertionError, match=f"gradient of {guilty} is not the adjoint"):
         check_adjoint(program, inputs, {"tp": dst}, mesh=MESH)
+
+
+def moved(row: Transition, src: AxisType, dst: AxisType, x: Tensor) -> Tensor:
+    if row.action == "exchange":
+        sizes = [1] * MESH["tp"]
+        return all_to_all(x, "tp", V, V, input_split_sizes=sizes, output_split_sizes=sizes)
+    call: Any = getattr(placements, row.call)
+    return call(x, "tp", src=src, dst=dst)
+
+
+@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda r: f"{r.call}-{r.src}-{r.dst}")
+def test_every_collective_and_cast(row: Transition) -> None:
+    """Four rows of four: one for each rank, where a transition unbinds them."""
+    src = BY_LETTER.get(row.src, S(0))
+    dst = BY_LETTER.get(row.dst, S(1) if row.action == "recut" else S(0))
+    numel = 64 if row.src == "V" else 16  # of Varying values every rank's
+    x = torch.arange(numel, dtype=torch.float64).sin().reshape(-1, 4, 4)
+    inputs = {"x": (x if row.src == "V" else x[0], {"tp": src})}
+    check_adjoint(partial(moved, row, src, dst), inputs, {"tp": dst}, mesh=MESH)
 
 
 def test_uneven_pieces_and_two_inputs() -> None:

@@ -8,8 +8,8 @@ from placements.testing.laws.moves import MoveCase, check_transition, move_cases
 from placements.transitions import TRANSITIONS, Transition, dual_transition
 from placements.types import BY_LETTER, Shard
 
-# 25 rows share the examples of a profile.
-SHARE = 40
+# The rows share the examples of a profile.
+SHARE = len(TRANSITIONS)
 
 
 def test_the_gradient_of_the_gradient_is_the_value() -> None:
