@@ -1,11 +1,12 @@
-"""Two numbers that tell tensors apart: a seeded random projection, and the norm.
+"""A few numbers that tell tensors apart: a random projection, the norm, and a hash.
 
 Equal tensors have equal fingerprints; tensors that differ by rounding have close ones:
-the projections of x and y differ by about `norm(x - y)`. Order matters to it, unlike to
-a hash that xors.
+the projections of x and y differ by about `norm(x - y)`. What rounding cannot change is
+hashed, and the hashes must be equal: whole numbers, and where floats are not finite (those
+count as zero in the projection, which they would drown). Order matters to all of it.
 """
 
-import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from placements.describe import short_dtype
 # does not grow with the tensor.
 _BLOCK = 1 << 14
 _SEED = 20260917
+
+# Squares of larger numbers, and their sums, would be infinite.
+_LARGEST = 1e100
 
 # How far apart, relative to the norm, tensors of a dtype may be by rounding alone.
 _TOLERANCES = {
@@ -35,6 +39,7 @@ class Fingerprint(NamedTuple):
     dtype: str
     projection: float
     norm: float
+    exact: tuple[float, float]  # the halves of a hash of 64 bits
     tolerance: float
 
     @classmethod
@@ -42,27 +47,23 @@ class Fingerprint(NamedTuple):
         cls,
         shape: tuple[int, ...],
         dtype: torch.dtype,
-        projection: float,
-        square: float,
+        projected: Sequence[float],
         rtol: float | None,
     ) -> "Fingerprint":
         """From what `project` gave; `rtol` in place of what rounding may do."""
         apart = _TOLERANCES.get(dtype, 1e-12) if rtol is None else rtol
         name = short_dtype(str(dtype).removeprefix("torch."))
-        return cls(shape, name, projection, square**0.5, apart)
+        projection, square, high, low = projected
+        return cls(shape, name, projection, square**0.5, (high, low), apart)
 
     def agrees(self, other: "Fingerprint") -> bool:
-        if self.shape != other.shape or self.dtype != other.dtype:
+        mine, theirs = (
+            (self.shape, self.dtype, self.exact),
+            (other.shape, other.dtype, other.exact),
+        )
+        if mine != theirs:
             return False
-        mine, theirs = (self.projection, self.norm), (other.projection, other.norm)
-        if mine == theirs:
-            return True
-        if not all(map(math.isfinite, (*mine, *theirs))):
-            # Infinities and NaN drown the rest of the tensor: they must be alike.
-            return [math.isnan(a) for a in mine] == [math.isnan(b) for b in theirs] and all(
-                a == b or math.isnan(a) for a, b in zip(mine, theirs, strict=True)
-            )
-        apart = max(abs(a - b) for a, b in zip(mine, theirs, strict=True))
+        apart = max(abs(self.projection - other.projection), abs(self.norm - other.norm))
         return apart <= self.tolerance * max(self.norm, other.norm)
 
 
@@ -73,18 +74,52 @@ def _weights(dtype: torch.dtype, device: torch.device) -> Tensor:
     return drawn.to(device, dtype)
 
 
+@lru_cache(maxsize=2)
+def _odd(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(_SEED)
+    drawn = torch.randint(2**62, (_BLOCK,), generator=generator)
+    return (2 * drawn + 1).to(device)
+
+
 def project(x: Tensor) -> Tensor:
-    """A tensor -> its projection and the square of its norm, still on its device."""
+    """A tensor -> projection, square of the norm, halves of the hash; on its device."""
     x = x.detach()
     if x.is_complex():
         x = torch.view_as_real(x)
-    if not x.is_floating_point():
-        x = x.double()
-    elif x.element_size() < 4:
-        x = x.float()
     flat = x.reshape(-1)
+    if not flat.is_floating_point():
+        return torch.cat([_projected(flat.double()), _halves(_hash(flat.long()))])
+    found = _projected(flat.float() if flat.element_size() < 4 else flat)
+    # Elsewhere than on a CPU the answer would have to be waited for.
+    if flat.is_cpu and bool(found.isfinite().all()):
+        return torch.cat([found, found.new_zeros(2)])
+    kinds = flat.isnan() + 2 * flat.isposinf() + 4 * flat.isneginf()
+    finite = flat.double().nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
+    return torch.cat([_projected(finite), _halves(_hash(kinds.long()))])
+
+
+def _projected(flat: Tensor) -> Tensor:
     weights = _weights(flat.dtype, flat.device)
-    return torch.stack([_dot(flat, weights), torch.dot(flat, flat)])
+    return torch.stack([_dot(flat, weights), torch.dot(flat, flat)]).double()
+
+
+def _halves(hashed: Tensor) -> Tensor:
+    """64 bits as two numbers that float64 holds."""
+    return torch.stack([hashed >> 32, hashed & 0xFFFFFFFF]).double()
+
+
+def _hash(flat: Tensor) -> Tensor:
+    """The sum of the numbers times odd ones, modulo 2**64."""
+    return _sum_of_products(flat, _odd(flat.device))
+
+
+def _sum_of_products(flat: Tensor, weights: Tensor) -> Tensor:
+    size = flat.numel()
+    if size <= _BLOCK:
+        return (flat * weights[:size]).sum()
+    rows = -(-size // _BLOCK)
+    padded = torch.nn.functional.pad(flat, (0, rows * _BLOCK - size))
+    return _sum_of_products((padded.view(rows, _BLOCK) * weights).sum(1), weights.flip(0))
 
 
 def _dot(flat: Tensor, weights: Tensor) -> Tensor:

@@ -268,6 +268,13 @@ def divided(linearity: Linearity, divisors: Sequence[Operand]) -> AtPads | None:
     return None
 
 
+def averaged(input: Operand, dims: Sequence[int]) -> AtPads | None:
+    """The mean of no rows is no number."""
+    if all(input.shape[dim] for dim in dims):
+        return None
+    return lambda held: None
+
+
 def in_shape_of(input: Operand, holds: int | None = None) -> tuple[Pads, ...]:
     """The rows of padding of new numbers in the shape of a tensor."""
     return tuple(Pads(pads.validity, pads.dims, holds) for pads in input.type.pads)

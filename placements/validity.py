@@ -126,7 +126,7 @@ def regrouped(
         if (head, tail) == (outer, inner):
             plain = replace(pads.validity, outer=1, inner=1)
             return Pads(plain, tuple(news[first:last]), pads.holds)
-    if len(news) > 1:
+    if len(news) != 1:
         return None
     return Pads(replace(pads.validity, outer=outer, inner=inner), news, pads.holds)
 

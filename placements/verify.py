@@ -64,6 +64,10 @@ def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Ve
             reduce_gradients(model)
         optimizer.step()
     """
+    if not isinstance(cast(Any, module), nn.Module | None):
+        raise TypeError(f"verify(module): a torch.nn.Module or None, not {module!r}")
+    if rtol is not None and not 0 <= rtol < 1:
+        raise ValueError(f"verify(rtol): at least 0 and less than 1, not {rtol!r}")
     return Verify(module, rtol)
 
 
@@ -252,12 +256,12 @@ class Verify(Typecheck):
         log = self._log
         if self._pending:
             device = next(iter(self._pending.values()))[0].device
-            rows = [p.to(device, torch.float64) for p, _, _ in self._pending.values()]
+            rows = [p.to(device) for p, _, _ in self._pending.values()]
             numbers: list[list[float]] = cast(Any, torch.stack(rows)).tolist()
-            for (at, (_, shape, dtype)), (projection, square) in zip(
+            for (at, (_, shape, dtype)), projected in zip(
                 self._pending.items(), numbers, strict=True
             ):
-                found = Fingerprint.of(shape, dtype, projection, square, self._rtol)
+                found = Fingerprint.of(shape, dtype, projected, self._rtol)
                 log.events[at] = log.events[at]._replace(fingerprint=found)
         log.backward_ran = self._backward_ran
         log.without_gradient = self._expected.missing()

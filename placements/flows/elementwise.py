@@ -246,7 +246,9 @@ def reduction(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType
     dims = dims_of(dim, input.ndim)
     labels = reduced_labels(op, input, dims, keepdim)
     linearity = linearity_to(op, input, kwargs.get("dtype"))
-    return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
+    at_pads = pad_rules.averaged(input, dims) if op.name == "mean" else None
+    index = arithmetic_index([input])
+    return combine(linearity, [Term(input, labels)], index=index, at_pads=at_pads)
 
 
 def norm(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
@@ -368,9 +370,11 @@ def count(op: "Op", input: Operand, *args: Any, **kwargs: Any) -> TensorType:
 
 
 def one_hot(op: "Op", input: Operand, num_classes: int = -1) -> TensorType:
-    if num_classes < 0 and any(t.letter not in "RI" for t in input.type.types):
+    ids_differ = any(t.letter not in "RI" for t in input.type.types) or input.type.pads
+    if num_classes < 0 and ids_differ:
         raise Refusal(
-            "without num_classes= the width depends on the largest id of each piece",
+            "without num_classes= the width depends on the largest id of each piece, or on "
+            "the ids of rows of padding",
             operand=input,
             expected="one_hot(ids, num_classes=E)",
         )

@@ -59,6 +59,8 @@ def permute(op: "Op", input: Operand, *dims: Any, **kwargs: Any) -> TensorType:
 
 
 def transpose(op: "Op", input: Operand, dim0: int, dim1: int) -> TensorType:
+    if not input.ndim:
+        return moved(op, input, [])  # torch lets one number have a last dim
     labels = list(range(input.ndim))
     a, b = dim0 % input.ndim, dim1 % input.ndim
     labels[a], labels[b] = labels[b], labels[a]

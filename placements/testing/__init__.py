@@ -19,6 +19,16 @@ if TYPE_CHECKING:
         assert_spmd_equivalent as assert_spmd_equivalent,
     )
 
+# With a star, too; that needs hypothesis.
+__all__ = [
+    "RankFailure",
+    "assert_spmd_equivalent",
+    "check_adjoint",
+    "check_spmd_case",
+    "device_mesh",
+    "run_ranks",
+]
+
 
 def __getattr__(name: str) -> Any:
     if name in ("laws", "strategies"):

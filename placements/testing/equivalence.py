@@ -6,28 +6,24 @@ device; and compares results and all gradients. What the checker refuses is not 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
 
-from placements.annotations import Variable
-from placements.declarations import declarations
+from placements.errors import PlacementError
 from placements.testing.arguments import Argument, arguments_of
 from placements.testing.failures import RankFailure
-from placements.testing.spmd_case import Placed, check_spmd_case
-from placements.testing.strategies import extents, numbers, seeded
-from placements.types import AxisType, I, P, R, Shard, TypesLike
+from placements.testing.spmd_case import refusal
+from placements.testing.spmd_cases import Case, Values, cases, drawing_of
 
 
 def assert_spmd_equivalent(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
     *,
-    sizes: Mapping[str, Sequence[int]] | None = None,
+    sizes: Mapping[str, int | Sequence[int]] | None = None,
+    values: Mapping[str, Values] | None = None,
     max_ranks: int = 4,
     max_size: int = 5,
     examples: int | None = None,
@@ -36,174 +32,92 @@ def assert_spmd_equivalent(
 
     `fn` is a `@typed` function (or module with declared parameters), `reference` takes
     the same arguments, global. `sizes` gives dims (by the names in the annotations) the
-    sizes they may have. Fails too if the checker refuses every case.
+    sizes they may have. `values` draws arguments, by name: whole numbers are else 0 to 3,
+    and -3 to 3 in floats. Fails too if fewer than one in 20 cases says something:
+    accepted by the checker, on several ranks, with elements in every input.
     """
-    accepted: list[bool] = []
-    arguments = arguments_of(fn)
     count = settings().max_examples if examples is None else examples
+    for name, given_number, least in (
+        ("max_ranks", max_ranks, 2), ("max_size", max_size, 1), ("examples", count, 1)
+    ):  # fmt: skip
+        if given_number < least:
+            raise ValueError(f"{name} must be at least {least}, got {given_number}")
+    arguments = arguments_of(fn)
+    for argument in arguments:
+        if not argument.by_name:
+            raise ValueError(
+                f"argument {argument.name!r} is positional-only, and would be given by name"
+            )
+    drawing = drawing_of(
+        fn, reference, arguments, sizes or {}, values or {}, max_ranks, max_size
+    )
+    tally = _Tally()
 
-    @settings(max_examples=count, phases=[Phase.generate, Phase.shrink], deadline=None)
-    @given(_cases(arguments, fn, reference, sizes or {}, max_ranks, max_size))
+    @settings(
+        max_examples=count, phases=[Phase.generate, Phase.shrink], deadline=None,
+        report_multiple_bugs=False,
+    )  # fmt: skip
+    @given(cases(drawing))
     def law(case: Case) -> None:
         try:
-            spread = max(case.mesh.values()) > 1
-            accepted.append(case.check(fn, reference) and spread)
-        except (AssertionError, RankFailure) as error:
-            raise AssertionError(f"{error}\n\n{case.code(fn, reference)}") from error
+            refused = refusal(fn, reference, case.inputs, mesh=case.mesh, seed=case.seed)
+        except Exception as error:
+            said = str(error)
+            if not isinstance(error, AssertionError | RankFailure):
+                said = f"the reference raised {error!r}"
+            advice = _advice(error, arguments)
+            code = case.code(fn, reference)
+            raise AssertionError(f"{said}{advice}\n\n{code}") from error
+        tally.add(case, refused)
 
     law()
-    if not any(accepted):
-        raise AssertionError(
-            f"the checker refused all of {len(accepted)} cases on more than one rank"
+    tally.check(list(drawing.meshes[0].sizes))
+
+
+def _advice(error: Exception, arguments: Sequence[Argument]) -> str:
+    """An index is out of range: no bound of whole numbers is known but to the user."""
+    whole = [a.name for a in arguments if not a.dtype.is_floating_point]
+    if not whole or not isinstance(error.__cause__ or error, IndexError):
+        return ""
+    return (
+        f"\nIf {whole[0]!r} holds indices, say how to draw them, and of what: sizes={{'V': "
+        f"4}}, values={{{whole[0]!r}: lambda shape, generator: "
+        "torch.randint(4, shape, generator=generator)}"
+    )
+
+
+@dataclass
+class _Tally:
+    """What was tried, and what it showed."""
+
+    tried: int = 0
+    telling: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    refused: int = 0
+    smallest: tuple[tuple[int, int], PlacementError] | None = None
+
+    def add(self, case: Case, refused: PlacementError | None) -> None:
+        self.tried += 1
+        if refused is not None:
+            self.refused += 1
+            if self.smallest is None or case.size() < self.smallest[0]:
+                self.smallest = case.size(), refused
+        elif case.says_something():
+            self.telling.append(case.mesh)
+
+    def check(self, axes: Sequence[str]) -> None:
+        """AssertionError if too little was compared, as a whole or on one axis."""
+        alone = [a for a in axes if all(mesh[a] == 1 for mesh in self.telling)]
+        if 20 * len(self.telling) < self.tried:
+            found = f"only {len(self.telling)} of {self.tried} cases"
+        elif alone and self.tried >= 20:  # of fewer, chance may leave an axis out
+            found = f"no case with more than one rank on axis {alone[0]!r}"
+        else:
+            return
+        text = (
+            f"{found} could show a difference: accepted, on more than one rank, with "
+            f"elements in every input. The checker refused {self.refused} of {self.tried}"
         )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A mesh, and a global value and type for every argument and parameter."""
-
-    mesh: dict[str, int]
-    inputs: dict[str, Placed]
-    parameters: dict[str, Placed]
-    seed: int
-
-    def check(self, fn: Callable[..., Any], reference: Callable[..., Any]) -> bool:
-        if not isinstance(fn, nn.Module):
-            return check_spmd_case(
-                fn, reference, self.inputs, mesh=self.mesh, seed=self.seed
-            )
-        assert isinstance(reference, nn.Module)
-        names = {name: name.replace(".", "__") for name in self.parameters}
-        inputs = {**self.inputs, **{names[n]: p for n, p in self.parameters.items()}}
-        return check_spmd_case(
-            _with_parameters(fn, names), _with_parameters(reference, names), inputs,
-            mesh=self.mesh, seed=self.seed,
-        )  # fmt: skip
-
-    def code(self, fn: Callable[..., Any], reference: Callable[..., Any]) -> str:
-        """The case as code that runs."""
-        every = {**self.inputs, **self.parameters}
-        lines = [
-            f"    {name!r}: (torch.tensor({cast(Any, value).tolist()}, dtype={value.dtype})"
-            f".reshape({tuple(value.shape)}), {_source(types)}),"
-            for name, (value, types) in every.items()
-        ]
-        names = (getattr(f, "__name__", type(f).__name__) for f in (fn, reference))
-        return "\n".join(
-            [
-                "# the smallest case found:",
-                f"check_spmd_case({', '.join(names)}, {{",
-                *lines,
-                f"}}, mesh={self.mesh}, seed={self.seed})",
-            ]
-        )
-
-
-def _source(types: TypesLike) -> str:
-    return "{" + ", ".join(f"{axis!r}: {t!r}" for axis, t in types.items()) + "}"
-
-
-def _with_parameters(module: nn.Module, names: Mapping[str, str]) -> Callable[..., Any]:
-    def call(**values: Tensor) -> Any:
-        own = {name: values.pop(alias) for name, alias in names.items()}
-        return torch.func.functional_call(module, own, (), values)
-
-    return call
-
-
-@st.composite
-def _cases(
-    draw: st.DrawFn,
-    arguments: Sequence[Argument],
-    fn: Callable[..., Any],
-    reference: Callable[..., Any],
-    sizes: Mapping[str, Sequence[int]],
-    max_ranks: int,
-    max_size: int,
-) -> Case:
-    axes = sorted({axis for argument in arguments for axis in argument.on})
-    mesh: dict[str, int] = {}
-    left = max_ranks
-    for axis in axes or ["tp"]:
-        mesh[axis] = draw(st.integers(1, left))
-        left //= mesh[axis]
-    dims: dict[str, int] = {}
-    bound: dict[str, AxisType] = {}
-    cuts: dict[tuple[str, int, str], AxisType] = {}
-    seed = draw(st.integers(0, 2**16))
-    inputs: dict[str, Placed] = {}
-    for argument in arguments:
-        shape = tuple(_size(draw, dim, dims, sizes, max_size) for dim in argument.dims)
-        types: dict[str, AxisType] = {}
-        for axis in mesh:
-            pattern = argument.on.get(axis, R)
-            if isinstance(pattern, Variable):
-                if pattern.name not in bound:
-                    options = [R, I, P, *(Shard(d) for d in range(len(shape)))]
-                    bound[pattern.name] = draw(st.sampled_from(options))
-                pattern = bound[pattern.name]
-            types[axis] = _cut(
-                draw, pattern, shape, mesh[axis], types, argument, axis, cuts
-            )
-        inputs[argument.name] = numbers(shape, seeded(seed, argument.name)), types
-    return Case(mesh, inputs, _parameters(fn, reference, mesh), seed)
-
-
-def _size(
-    draw: st.DrawFn,
-    dim: str,
-    known: dict[str, int],
-    sizes: Mapping[str, Sequence[int]],
-    max_size: int,
-) -> int:
-    if dim.isdigit():
-        return int(dim)
-    if dim not in known:
-        options = sizes.get(dim, [*range(1, max_size + 1), 0])
-        known[dim] = draw(st.sampled_from(list(options)))
-    return known[dim]
-
-
-def _cut(
-    draw: st.DrawFn,
-    pattern: AxisType,
-    shape: tuple[int, ...],
-    ranks: int,
-    before: Mapping[str, AxisType],
-    argument: Argument,
-    axis: str,
-    cuts: dict[tuple[str, int, str], AxisType],
-) -> AxisType:
-    """A Shard with an extent; dims of one name are cut alike, as one local size needs."""
-    if not isinstance(pattern, Shard) or pattern.extent is not None:
-        return pattern
-    if not -len(shape) <= pattern.dim < len(shape):
-        return R
-    dim = pattern.dim % len(shape)
-    if any(isinstance(t, Shard) and t.dim == dim for t in before.values()):
-        return Shard(dim)  # an inner cut: like torch.chunk of each outer piece
-    key = (argument.dims[dim], shape[dim], axis)
-    if key not in cuts:
-        cuts[key] = Shard(0, draw(extents(total=shape[dim], ranks=ranks)))
-    known = cuts[key]
-    assert isinstance(known, Shard)
-    return Shard(dim, known.extent)
-
-
-def _parameters(
-    fn: Callable[..., Any], reference: Callable[..., Any], mesh: Mapping[str, int]
-) -> dict[str, Placed]:
-    """The reference's parameters, placed as the module declares them."""
-    if not isinstance(fn, nn.Module):
-        return {}
-    if not isinstance(reference, nn.Module):
-        raise ValueError("the reference of a module is a module with equal names")
-    found: dict[str, Placed] = {}
-    for name, value in reference.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        given = declarations(fn.get_submodule(owner)).get(leaf)
-        if given is None:
-            raise ValueError(f"parameter {name!r} has no declared placement")
-        whole = {axis: given.get(axis, R) for axis in mesh}
-        found[name] = value.detach().double(), whole
-    return found
+        if self.smallest is not None:
+            text += f"; the smallest of these:\n{self.smallest[1]}"
+            text += "\nIf it takes equal pieces only, give such sizes: sizes={'T': [4, 12]}"
+        raise AssertionError(text)

@@ -1,12 +1,13 @@
 """How a failure of ranks is told: the exception, and the user's lines in it.
 
-A line is the innermost one outside torch and this package, since a collective is
-called through many frames that the reader did not write.
+A line is the innermost one outside this package, installed ones (torch) and Python's
+own library, since a collective is called through many frames that the reader did not
+write.
 """
 
 import inspect
 import os
-import threading
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from types import FrameType
@@ -15,12 +16,15 @@ import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
-_STANDARD = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
-_LIBRARIES = (
+# Where packages are installed; torch may be a checkout somewhere else.
+_INSTALLED = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    _STANDARD + "contextlib.py",
-    _STANDARD + "functools.py",
-    _STANDARD + "threading.py",
+    sysconfig.get_path("purelib") + os.sep,
+    sysconfig.get_path("platlib") + os.sep,
+)
+_STANDARD = (
+    os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep,
     "<frozen",
     "<eval_with_key",
 )
@@ -53,19 +57,27 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
 Line = tuple[str, int]
 
 
+def _distance(line: Line) -> int:
+    """How far a line is from what the reader wrote; 0 is user code."""
+    filename = line[0]
+    if filename.startswith(_TESTING):
+        return 3
+    if filename.startswith(_PACKAGE):
+        return 1
+    if filename.startswith(_INSTALLED):
+        return 2
+    return 3 if filename.startswith(_STANDARD) else 0
+
+
 def innermost_line(lines: Iterable[Line]) -> Line:
-    # Code of this package is passed over, unless there is nothing else: the laws
-    # that ship with it are user code to the simulator.
-    fallback = ("unknown", 0)
+    """The innermost line of user code; without any, the nearest thing to it."""
+    found: Line | None = None
     for line in lines:
-        filename = line[0]
-        if filename.startswith(_LIBRARIES):
-            continue
-        if not filename.startswith(_PACKAGE):
-            return line
-        if fallback[1] == 0 and not filename.startswith(_TESTING):
-            fallback = line
-    return fallback
+        if found is None or _distance(line) < _distance(found):
+            found = line
+        if _distance(found) == 0:
+            break
+    return found or ("unknown", 0)
 
 
 def shown_line(line: Line) -> str:
@@ -79,7 +91,7 @@ def lines_of(frame: FrameType | None) -> Iterable[Line]:
 
 
 def user_line() -> Line:
-    """The file and line of the innermost caller outside torch and this package."""
+    """The file and line of the innermost caller that is user code."""
     return innermost_line(lines_of(inspect.currentframe()))
 
 

@@ -40,7 +40,8 @@ class Aborted(BaseException):
 class Awaited(Protocol):
     """Something a rank can wait for: one call of a collective."""
 
-    done: bool
+    @property
+    def done(self) -> bool: ...
 
     def describe(self) -> str: ...
 
@@ -58,6 +59,7 @@ class _Rank:
         self.started = False
         self.finished = False
         self.awaits: Awaited | None = None
+        self.patient = True
         self.aborted_in: Awaited | None = None
         self.error: BaseException | None = None
         self.result: object = None
@@ -147,19 +149,26 @@ class Lockstep:
 
     def wait(self, number: int, call: Awaited) -> None:
         """Give the baton away until `call` is done."""
+        if not self._rest(number, call, patient=True):
+            self._abort(number, call)
+
+    def poll(self, number: int, call: Awaited) -> bool:
+        """Let the others run as far as they can, or until `call` is done: is it?"""
+        return self._rest(number, call, patient=False)
+
+    def _rest(self, number: int, call: Awaited, patient: bool) -> bool:
         if call.done:
-            return
+            return True
         self.announce(number, call)
         rank = self._ranks[number]
-        rank.awaits = call
+        rank.awaits, rank.patient = call, patient
         # torch's generator belongs to the process; a rank has its own stream.
         random_state = torch.default_generator.get_state()
         self._hand_over(number)
         rank.baton.acquire()
         torch.default_generator.set_state(random_state)
         rank.awaits = None
-        if not call.done:
-            self._abort(number, call)
+        return call.done
 
     def close(self) -> None:
         """End the threads."""
@@ -211,12 +220,17 @@ class Lockstep:
         return rank.awaits is None or rank.awaits.done or self._headline is not None
 
     def _hand_over(self, number: int) -> None:
-        self._handovers += 1
         if all(rank.finished for rank in self._ranks):
             self._done.release()
             return
         order = [self._ranks[(number + i) % self.size] for i in range(1, self.size + 1)]
         following = next(filter(self._can_run, order), None)
+        if following is not None:
+            self._handovers += 1
+        else:
+            # Not counted as progress: ranks that only poll run into the timeout.
+            asking = (r for r in order if not (r.finished or r.patient))
+            following = next(asking, None)
         if following is None:
             self._headline = self._deadlock()
             following = next(filter(self._can_run, order))

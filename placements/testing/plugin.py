@@ -2,6 +2,7 @@
 
 `dev` is for work at the desk; `ci` is derandomised, so that a failure is one's own;
 `deep` is for the night. In a project of one's own: `pytest -p placements.testing.plugin`.
+Without the option the project's own profile of hypothesis stays.
 """
 
 import pytest
@@ -22,12 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--placements-profile",
         choices=sorted(PROFILES),
-        default="ci",
-        help="how many examples the laws of placements try",
+        help="how many examples the laws of placements try (default: as hypothesis is set)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, profile in PROFILES.items():
         settings.register_profile(f"placements-{name}", profile)
-    settings.load_profile(f"placements-{config.getoption('--placements-profile')}")
+    chosen = config.getoption("--placements-profile")
+    if chosen is not None:
+        settings.load_profile(f"placements-{chosen}")

@@ -8,9 +8,13 @@ module level. This file knows nothing about meshes or the simulator.
 
 import atexit
 import contextlib
+import faulthandler
 import itertools
 import multiprocessing
+import os
 import pickle
+import re
+import signal
 import sys
 import tempfile
 import time
@@ -18,12 +22,19 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from placements.testing.failures import RankFailure, describe_error, headline_of
+from placements.testing.failures import (
+    RankFailure,
+    describe_error,
+    headline_of,
+    innermost_line,
+    shown_line,
+)
 
 T = TypeVar("T")
 Task = Callable[[tuple[object, ...]], T]
@@ -33,6 +44,9 @@ _STOP = b""
 _STARTED = b"started"
 _START_SECONDS = 120.0
 _SHUTDOWN_SECONDS = 5.0
+_ANSWER_SECONDS = 2.0
+_CAN_ASK = hasattr(faulthandler, "register")  # not on Windows
+_FRAME = re.compile(r'File "(.*)", line (\d+) in')
 
 
 def run_on_processes(
@@ -128,11 +142,34 @@ class _Pool:
         rank: int | None = None,
         cause: BaseException | None = None,
     ) -> RankFailure:
-        pending: list[str] = []
-        for number in range(len(self._pipes)):
-            fine, value = reports.get(number, (False, (None, "did not report", None)))
-            pending.append("returned" if fine else value[1])
-        return RankFailure(headline, pending, rank, cause)
+        silent = [r for r in range(len(self._pipes)) if r not in reports]
+        pending = self._whereabouts(silent)
+        for number, (fine, value) in reports.items():
+            pending[number] = "returned" if fine else value[1]
+        return RankFailure(
+            headline, [text for _, text in sorted(pending.items())], rank, cause
+        )
+
+    def _whereabouts(self, ranks: list[int]) -> dict[int, str]:
+        """Where the ranks are that did not report, as told by their fault handlers."""
+        asked = [r for r in ranks if _CAN_ASK and self._processes[r].is_alive()]
+        for rank in asked:
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        places = dict.fromkeys(ranks, "did not report")
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while asked and time.monotonic() < deadline:
+            time.sleep(0.02)
+            for rank in list(asked):
+                stack = _stack_file(self._directory.name, rank).read_text()
+                frames = _FRAME.findall(stack.split("\n\n")[-1])  # of the main thread
+                lines = [(file, int(number)) for file, number in frames]
+                ours = [i for i, line in enumerate(lines) if line[0] == __file__]
+                # All of it is there once it has come to this file, or is cut off.
+                if ours or stack.endswith("...\n"):
+                    line = innermost_line(lines[: ours[0]] if ours else lines)
+                    places[rank] = f"did not report, is at {shown_line(line)}"
+                    asked.remove(rank)
+        return places
 
     def close(self) -> None:
         """Let the processes leave their group and end."""
@@ -170,9 +207,15 @@ def _has_started(pipe: Connection) -> bool:
         return False
 
 
+def _stack_file(directory: str, rank: int) -> Path:
+    return Path(directory, f"stack-{rank}")
+
+
 def _serve(rank: int, size: int, directory: str, timeout: float, pipe: Connection) -> None:
     """The life of one process."""
     torch.set_num_threads(1)
+    if _CAN_ASK:
+        faulthandler.register(signal.SIGUSR1, _stack_file(directory, rank).open("w"))
     store = _stores.FileStore(f"{directory}/store", size)
     for generation in itertools.count():
         # Again only if the last task destroyed the world.

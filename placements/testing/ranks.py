@@ -22,13 +22,17 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh as mesh_module
+
+# Its functions have `group=group.WORLD`, evaluated by the import: if that happened in
+# a rank, they would keep the group of that rank for ever.
+import torch.distributed.nn.functional as _import_outside_ranks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from placements.testing.failures import RankFailure
 from placements.testing.lockstep import Lockstep
 from placements.testing.process_pool import run_on_processes
 from placements.testing.sim_backend import SimGroup
-from placements.testing.sim_calls import Simulation
+from placements.testing.sim_calls import SimStore, Simulation
 from placements.torch_private import unseen
 
 # Private parts of torch that the simulator stands on, all in one place.
@@ -62,6 +66,7 @@ class _Here(threading.local):
     meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] | None = None
     world: _World | None = None
     simulation: Simulation | None = None
+    store: SimStore | None = None  # torch holds only the C++ half of it
 
 
 _here = _Here()
@@ -100,16 +105,41 @@ def run_ranks(
     """
     if _here.world is not None:
         raise ValueError("run_ranks was called by a simulated rank")
-    axes = {"rank": mesh} if isinstance(mesh, int) else dict(mesh)
-    if not axes or min(axes.values()) < 1:
-        raise ValueError(f"mesh {mesh} has no ranks")
+    axes = _checked(mesh, fn, backend, timeout, seed)
     task = functools.partial(_call, axes, seed, fn)
     if backend == "gloo":
         return run_on_processes(math.prod(axes.values()), task, args, timeout)
-    if backend != "sim":
-        raise ValueError(f"backend {backend!r} is neither 'sim' nor 'gloo'")
     with _lock:
         return _simulated(math.prod(axes.values())).run(task, args, timeout)
+
+
+def _checked(
+    mesh: object, fn: object, backend: object, timeout: object, seed: object
+) -> dict[str, int]:
+    """The size of each axis, if the arguments of run_ranks make sense."""
+    wanted = cast(object, mesh if isinstance(mesh, Mapping) else {"rank": mesh})
+    axes = dict(cast(Mapping[object, object], wanted))
+    named = all(isinstance(axis, str) for axis in axes)
+    sized = all(_is_whole(size) and cast(int, size) >= 1 for size in axes.values())
+    if not (axes and named and sized):
+        raise ValueError(
+            "mesh must be a number of ranks, or the size of each axis such as "
+            f"{{'dp': 2, 'tp': 2}}, all at least 1; got {mesh!r}"
+        )
+    if not callable(fn):
+        raise ValueError(f"fn must be a function for each rank to call; got {fn!r}")
+    if backend not in ("sim", "gloo"):
+        raise ValueError(f"backend must be 'sim' or 'gloo'; got {backend!r}")
+    seconds = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not seconds or not 0 < cast(float, timeout) <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}")
+    if not _is_whole(seed):
+        raise ValueError(f"seed must be an integer; got {seed!r}")
+    return cast(dict[str, int], axes)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
@@ -187,7 +217,7 @@ class _SimulatedWorld:
         args: tuple[object, ...],
         timeout: float,
     ) -> list[T]:
-        copies = [copy.deepcopy(args) for _ in range(self.lockstep.size)]
+        copies = [_copied(args) for _ in range(self.lockstep.size)]
         with _state_per_thread():
             if not self.ready:
                 self.simulation.clear()
@@ -214,10 +244,20 @@ class _SimulatedWorld:
         _forget_meshes_in_dtensor()
         _here.world, _here.meshes, _here.simulation = _World(), {}, self.simulation
         size = self.lockstep.size
-        dist.init_process_group(
-            "sim", store=_c10d_cpp.HashStore(), rank=rank, world_size=size
-        )
+        _here.store = SimStore(self.simulation, rank)
+        dist.init_process_group("sim", store=_here.store, rank=rank, world_size=size)
         return _here.world
+
+
+def _copied(args: tuple[object, ...]) -> tuple[object, ...]:
+    try:
+        return copy.deepcopy(args)
+    except (RuntimeError, TypeError, copy.Error) as error:
+        raise ValueError(
+            "each rank gets a copy of the arguments, and these cannot be copied: pass "
+            "tensors that are leaves (x.detach()), and make locks, files and the like "
+            f"inside fn ({error})"
+        ) from error
 
 
 def _make_group(options: Any, backend_options: object) -> SimGroup:
@@ -245,6 +285,8 @@ def _state_per_thread() -> Generator[None]:
     outside = _c10d._world
     saved = _c10d._backend, _c10d._default_pg_init_method, sys.excepthook
     get_backend = _mesh_module.get_backend
+    public = cast(Any, dist)
+    monitored_barrier = public.monitored_barrier
 
     def named_threaded(group: Any = None) -> str:
         # DeviceMesh tells the meshes of two threads apart only for this name, and
@@ -252,8 +294,16 @@ def _state_per_thread() -> Generator[None]:
         name = get_backend(group)
         return "threaded" if name == "sim" else name
 
+    def barrier_of_ranks(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        # Torch's own one insists on gloo; here every barrier names a missing rank.
+        if _here.world is None:
+            monitored_barrier(group, *args, **kwargs)
+        else:
+            public.barrier(group)
+
     _c10d._world = _WorldOfThread(outside)
     _mesh_module.get_backend = named_threaded
+    public.monitored_barrier = barrier_of_ranks
     _c10d_cpp._set_thread_isolation_mode(True)
     try:
         # Ranks that enter and leave catch_warnings in turn would restore it wrongly.
@@ -262,6 +312,7 @@ def _state_per_thread() -> Generator[None]:
     finally:
         _c10d_cpp._set_thread_isolation_mode(False)
         _mesh_module.get_backend = get_backend
+        public.monitored_barrier = monitored_barrier
         _c10d._world = outside
         _c10d._backend, _c10d._default_pg_init_method, sys.excepthook = saved
         _c10d_cpp._set_global_rank(dist.get_rank() if dist.is_initialized() else -1)

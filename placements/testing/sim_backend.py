@@ -31,6 +31,7 @@ from placements.testing.sim_calls import (
     alike,
     all_gather,
     by_rank,
+    check_count,
     check_places,
     pieces,
     reduce_scatter,
@@ -143,6 +144,13 @@ class SimGroup(_ProcessGroup):
     def _fail(self, call: Call, headline: str) -> NoReturn:
         self.simulation.lockstep.fail(self.global_rank, call, headline)
 
+    def _member(self, name: str, number: int) -> int:
+        """The rank in the world of a rank in this group, such as the root of a call."""
+        known = 0 <= number < len(self.ranks)
+        text = f"{name} got rank {number} of a group of {len(self.ranks)} ranks"
+        require(known, f"{text}, {self.ranks}")
+        return self.ranks[number]
+
     # From here on: the interface of ProcessGroup, with torch's names and arguments.
     @_collective
     def allreduce(self, tensors: Tensors, opts: Any) -> Call:
@@ -166,7 +174,7 @@ class SimGroup(_ProcessGroup):
             write(calls[root].outputs[0], total)
 
         agree = alike(tensors, in_place=True) | reduction(op, tensors)
-        agree["root"] = self.ranks[root]
+        agree["root"] = self._member("reduce", root)
         return Call("reduce", tensors, tensors, exchange, agree)
 
     @_collective
@@ -178,42 +186,49 @@ class SimGroup(_ProcessGroup):
                 for place, value in zip(call.outputs, calls[root].inputs, strict=True):
                     write(place, value)
 
-        agree = alike(tensors, in_place=True) | {"root": self.ranks[root]}
+        agree = alike(tensors, in_place=True)
+        agree["root"] = self._member("broadcast", root)
         return Call("broadcast", tensors, tensors, exchange, agree)
 
     @_collective
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Call:
+        check_count("all_gather", "output tensors", outputs[0], len(self.ranks))
         return all_gather("all_gather", [[t] for t in outputs[0]], inputs)
 
     @_collective
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any
     ) -> Call:
+        check_count("all_gather", "lists of output tensors", outputs, len(self.ranks))
         return all_gather("all_gather", outputs, inputs)
 
     @_collective
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> Call:
-        of_ranks = by_rank(outputs, len(self.ranks))
+        of_ranks = by_rank("all_gather_single", outputs, len(self.ranks))
         return all_gather("all_gather_single", of_ranks, inputs)
 
     @_collective
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Call:
-        of_ranks = [[tensor] for tensor in inputs[0]]
-        return reduce_scatter("reduce_scatter", outputs, of_ranks, opts.reduceOp)
+        name, op = "reduce_scatter", opts.reduceOp
+        check_count(name, "input tensors", inputs[0], len(self.ranks))
+        return reduce_scatter(name, outputs, [[t] for t in inputs[0]], op, self._rank)
 
     @_collective
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> Call:
-        of_ranks = by_rank(inputs, len(self.ranks))
-        call = reduce_scatter("reduce_scatter_single", outputs, of_ranks, opts.reduceOp)
+        name, op = "reduce_scatter_single", opts.reduceOp
+        of_ranks = by_rank(name, inputs, len(self.ranks))
+        call = reduce_scatter(name, outputs, of_ranks, op, self._rank)
         call.shown = inputs
         return call
 
     @_collective
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Call:
+        check_count("all_to_all", "input tensors", inputs, len(self.ranks))
+        check_count("all_to_all", "output tensors", outputs, len(self.ranks))
         return Call("all_to_all", inputs, outputs, swap)
 
     @_collective
@@ -225,13 +240,14 @@ class SimGroup(_ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> Call:
-        sent = pieces(tensor, len(self.ranks), input_splits)
-        places = pieces(output, len(self.ranks), output_splits)
+        name = "all_to_all_single"
+        sent = pieces(name, tensor, len(self.ranks), input_splits)
+        places = pieces(name, output, len(self.ranks), output_splits)
         own: dict[str, object] = {
             "input_splits": [piece.shape[0] for piece in sent],
             "output_splits": [piece.shape[0] for piece in places],
         }
-        return Call("all_to_all_single", sent, places, swap, own=own, shown=[tensor])
+        return Call(name, sent, places, swap, own=own, shown=[tensor])
 
     @_collective
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Call:
@@ -241,10 +257,12 @@ class SimGroup(_ProcessGroup):
             for call, place in zip(calls, calls[root].outputs, strict=True):
                 write(place, call.inputs[0])
 
+        agree = alike(inputs) | {"root": self._member("gather", root)}
         places = outputs[0] if outputs else []
+        if self._rank == root:
+            check_count("gather", "output tensors", places, len(self.ranks))
         for place in places:
-            check_places([place], inputs)
-        agree = alike(inputs) | {"root": self.ranks[root]}
+            check_places("gather", [place], inputs)
         return Call("gather", inputs, places, exchange, agree)
 
     @_collective
@@ -255,11 +273,13 @@ class SimGroup(_ProcessGroup):
             for call, value in zip(calls, calls[root].inputs, strict=True):
                 write(call.outputs[0], value)
 
+        agree = alike(outputs, in_place=True) | {"root": self._member("scatter", root)}
         values = inputs[0] if inputs else []
+        if self._rank == root:
+            check_count("scatter", "input tensors", values, len(self.ranks))
         for value in values:
             require(value.is_contiguous(), "scatter needs contiguous tensors")
-            check_places(outputs, [value])
-        agree = alike(outputs, in_place=True) | {"root": self.ranks[root]}
+            check_places("scatter", outputs, [value])
         return Call("scatter", values, outputs, exchange, agree, shown=outputs)
 
     @_collective
@@ -271,12 +291,13 @@ class SimGroup(_ProcessGroup):
 
     @_collective
     def send(self, tensors: Tensors, destination: int, tag: int) -> Call:
-        to = self.ranks[destination]
+        to = self._member("send", destination)
         return Call("send", tensors, [], own={"to": to, "tag": tag})
 
     @_collective
     def recv(self, tensors: Tensors, source: int, tag: int) -> Call:
-        return Call("recv", [], tensors, own={"from": self.ranks[source], "tag": tag})
+        sender = self._member("recv", source)
+        return Call("recv", [], tensors, own={"from": sender, "tag": tag})
 
     @_collective
     def recv_anysource(self, tensors: Tensors, tag: int) -> Call:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements.testing.failures import Line, shown_line
+from placements.testing.failures import Line, shown_line, user_line
 from placements.testing.lockstep import Lockstep
 
 Tensors = list[Tensor]
@@ -75,6 +75,7 @@ class Call:
     def check_density(self) -> None:
         """Refuse what real backends would read as if it had no gaps."""
         for tensor in (*self.shown, *self.inputs, *self.outputs):
+            check_layout(tensor)
             if tensor.is_contiguous():
                 continue
             # preserve_format keeps the strides of a tensor without gaps, and no other.
@@ -92,8 +93,21 @@ def require(condition: bool, reason: str) -> None:
         raise ValueError(reason)
 
 
+def check_layout(tensor: Tensor) -> None:
+    dense = tensor.layout == torch.strided
+    text = f"{shown(tensor)} is {str(tensor.layout).removeprefix('torch.')}"
+    require(dense, f"{text}; simulated ranks exchange dense tensors: use .to_dense()")
+
+
+def check_count(name: str, what: str, tensors: Sequence[object], count: int) -> None:
+    text = f"{name} expects {count} {what}, one per rank of its group"
+    require(len(tensors) == count, f"{text}; got {len(tensors)}")
+
+
 def alike(tensors: Tensors, in_place: bool = False) -> dict[str, object]:
     """What ranks must agree on when their tensors are to be alike."""
+    for tensor in tensors:
+        check_layout(tensor)
     agree: dict[str, object] = {"dtype": [t.dtype for t in tensors]}
     agree["shape"] = [tuple(t.shape) for t in tensors]
     # Real backends copy memory, not elements: the order of dims must be the same.
@@ -124,24 +138,34 @@ def write(place: Tensor, value: Tensor) -> None:
     place.data.copy_(value.reshape(place.shape))
 
 
-def check_places(places: Tensors, values: Tensors) -> None:
+def check_places(name: str, places: Tensors, values: Tensors) -> None:
+    same = len(places) == len(values)
+    require(same, f"{name} got {len(values)} inputs for {len(places)} outputs")
     for place, value in zip(places, values, strict=True):
         fits = place.dtype == value.dtype and place.numel() == value.numel()
-        require(fits, f"no room for {shown(value)} in {shown(place)}")
+        text = f"{name}: output {shown(place)} does not fit input {shown(value)}"
+        require(fits, f"{text}; dtype and number of elements must be the same")
 
 
-def pieces(tensor: Tensor, count: int, splits: Sequence[int] = ()) -> Tensors:
+def pieces(name: str, tensor: Tensor, count: int, splits: Sequence[int] = ()) -> Tensors:
+    """What each of `count` ranks gets of `tensor`, cut along its first dim."""
+    check_layout(tensor)
     what = shown(tensor)
-    require(tensor.dim() > 0 and tensor.is_contiguous(), f"{what} is not contiguous")
-    require(bool(splits) or tensor.shape[0] % count == 0, f"{what} / {count} ranks")
-    sizes = list(splits) or [tensor.shape[0] // count] * count
-    fit = len(sizes) == count and sum(sizes) == tensor.shape[0]
-    require(fit, f"splits {sizes} of {what} on {count} ranks")
-    return list(tensor.split_with_sizes(sizes))
+    require(tensor.dim() > 0, f"{name} cuts dim 0 of its tensors; {what} has no dims")
+    require(tensor.is_contiguous(), f"{name}: {what} is not contiguous")
+    rows = tensor.shape[0]
+    if splits:
+        check_count(name, "split sizes", splits, count)
+        fit = sum(splits) == rows
+        require(fit, f"{name}: splits {list(splits)} do not add up to dim 0 of {what}")
+        return list(tensor.split_with_sizes(list(splits)))
+    even = rows % count == 0
+    require(even, f"{name} cuts dim 0 of {what} into {count} equal parts, one per rank")
+    return list(tensor.split_with_sizes([rows // count] * count))
 
 
-def by_rank(tensors: Tensors, count: int) -> list[Tensors]:
-    cut = [pieces(tensor, count) for tensor in tensors]
+def by_rank(name: str, tensors: Tensors, count: int) -> list[Tensors]:
+    cut = [pieces(name, tensor, count) for tensor in tensors]
     return [list(of_rank) for of_rank in zip(*cut, strict=True)]
 
 
@@ -155,23 +179,24 @@ def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> Call:
                 write(place, value)
 
     for of_rank in outputs:
-        check_places(of_rank, inputs)
+        check_places(name, of_rank, inputs)
     flat = [tensor for of_rank in outputs for tensor in of_rank]
     return Call(name, inputs, flat, exchange, alike(inputs))
 
 
-def reduce_scatter(name: str, outputs: Tensors, inputs: list[Tensors], op: Any) -> Call:
-    """`inputs[i]` is what this rank adds to the outputs of rank i."""
+def reduce_scatter(
+    name: str, outputs: Tensors, inputs: list[Tensors], op: Any, rank: int
+) -> Call:
+    """`inputs[i]` is what this rank, one of the group, adds to the outputs of rank i."""
 
     def exchange(calls: list[Call]) -> None:
         places = [place for call in calls for place in call.outputs]
         for index, place in enumerate(places):
             write(place, reduced(op, [call.inputs[index] for call in calls]))
 
-    for of_rank in inputs:
-        check_places(outputs, of_rank)
+    check_places(name, outputs, inputs[rank])
     flat = [tensor for of_rank in inputs for tensor in of_rank]
-    return Call(name, flat, outputs, exchange, alike(outputs) | reduction(op, flat))
+    return Call(name, flat, outputs, exchange, alike(flat) | reduction(op, flat))
 
 
 def unequal(send: Call, sent: Tensor, recv: Call, place: Tensor) -> str | None:
@@ -207,20 +232,116 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return all(call.done for call in self._calls)
+        return all(self._lockstep.poll(call.rank, call) for call in self._calls)
 
     def result(self) -> Tensors:
         return [tensor for call in self._calls for tensor in call.outputs]
 
     def get_future(self) -> Any:
-        # C++ waits for a future without the baton, so it must be done by then.
-        self.wait()
-        future = cast(Any, torch.futures.Future)()
-        future.set_result(self.result())
+        future = SimFuture(self)
+        # C++ waits for a future without giving the baton away, so it should be done.
+        # It is not only if the others need this rank to go on first.
+        future.done()
         return future
 
     def _source_rank(self) -> int:
         return self._calls[0].ranks.index(self._calls[0].source)
+
+
+_Future: Any = torch.futures.Future  # its annotations do not allow a subclass like this
+
+
+class SimFuture(_Future):
+    """The result of a work, or what `then` makes of it; done when somebody asks."""
+
+    def __init__(self, work: SimWork, origin: "SimFuture | None" = None) -> None:
+        _Future.__init__(self)
+        self._work = work
+        self._origin = origin or self
+
+    def done(self) -> bool:
+        if self._work.is_completed():
+            self._origin.fulfil()
+        return _Future.done(self)
+
+    def wait(self) -> Any:
+        self._work.wait()
+        self._origin.fulfil()
+        return _Future.wait(self)
+
+    def then(self, callback: Callable[[Any], object]) -> "SimFuture":
+        following = SimFuture(self._work, self._origin)
+
+        def go_on(_: object) -> None:
+            try:
+                following.set_result(callback(self))
+            except Exception as error:
+                following.set_exception(error)
+
+        self.add_done_callback(go_on)
+        return following
+
+    def fulfil(self) -> None:
+        if not _Future.done(self):
+            self.set_result(self._work.result())
+
+
+@dataclass
+class _Keys:
+    """What a rank waits for when it waits for keys of the store."""
+
+    store: Any
+    keys: list[str]
+    line: Line
+
+    @property
+    def done(self) -> bool:
+        return self.store.check(self.keys)
+
+    def describe(self) -> str:
+        return f"store.wait({self.keys})  at {shown_line(self.line)}"
+
+
+_Store: Any = cast(Any, dist).Store  # torch exports it without saying so
+
+
+class SimStore(_Store):
+    """One rank's view of the store of all; to wait for a key gives the baton away."""
+
+    def __init__(self, simulation: "Simulation", rank: int) -> None:
+        _Store.__init__(self)
+        self._simulation = simulation
+        self._rank = rank
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        awaited = _Keys(self._simulation.store, keys, user_line())
+        self._simulation.lockstep.wait(self._rank, awaited)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._simulation.store.get(key)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._simulation.store.set(key, value)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        return self._simulation.store.compare_set(key, expected, desired)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._simulation.store.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._simulation.store.check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self._simulation.store.delete_key(key)
+
+    def num_keys(self) -> int:
+        return self._simulation.store.num_keys()
+
+    # C++ looks for these names.
+    deleteKey = delete_key
+    getNumKeys = num_keys
 
 
 class Simulation:
@@ -230,10 +351,13 @@ class Simulation:
         self.lockstep = lockstep
         self.queues: dict[object, list[deque[Call]]] = {}
         self.letters: dict[object, list[Call]] = {}
+        self.store: Any = None
+        self.clear()
 
     def clear(self) -> None:
         self.queues.clear()
         self.letters.clear()
+        self.store = cast(Any, dist).HashStore()
 
     def unmatched(self) -> list[Call]:
         queues = [queue for of_group in self.queues.values() for queue in of_group]

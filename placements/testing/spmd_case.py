@@ -4,13 +4,16 @@ The ranks run under the checker, with real communication; results and gradients 
 joined by the types that the checker inferred.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
 
 from placements.declarations import assert_type, type_of
 from placements.errors import PlacementError
@@ -19,13 +22,17 @@ from placements.meaning import split
 from placements.mesh import Mesh, as_mesh, set_current_mesh
 from placements.propagate import typecheck
 from placements.tensor_type import TensorType, declared, make
+from placements.testing.arguments import checked_type
 from placements.testing.draws import numbers, seeded
 from placements.testing.failures import RankFailure
 from placements.testing.placed import join_ranks, part_of
 from placements.testing.ranks import device_mesh, run_ranks
-from placements.types import AxisType, Shard, TypesLike, as_axis_type
+from placements.types import AxisType, Partial, Shard, TypesLike
 
 Placed = tuple[Tensor, TypesLike]
+
+# Ranks sum in another order than one device; drawn numbers are whole, parameters are not.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def check_spmd_case(
@@ -38,49 +45,154 @@ def check_spmd_case(
 ) -> bool:
     """One case: `fn` on simulated ranks against `reference` on one device.
 
-    `inputs` gives each argument's global value and type. False if the checker refuses;
-    AssertionError if results or gradients differ.
+    `inputs` gives each argument's global value and type; of a module its parameters and
+    buffers too, by name. False if the checker refuses (`refusal` says why);
+    AssertionError if results or gradients differ; ValueError if an input is none.
     """
+    return refusal(fn, reference, inputs, mesh=mesh, seed=seed) is None
+
+
+def refusal(
+    fn: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Placed],
+    *,
+    mesh: Mapping[str, int],
+    seed: int = 0,
+) -> PlacementError | None:
+    """`check_spmd_case`, but what the checker says; None if it accepts."""
     sizes = Mesh(mesh)
+    given = {name: _input(fn, name, placed, sizes) for name, placed in inputs.items()}
+    # Not an argument, of which every rank has a copy: what a rank leaves here is kept
+    # when others, that wait for it, fail.
+    stopped: list[PlacementError | RuntimeError] = []
+    ranks: list[_Rank | None] = []
     try:
-        ranks = run_ranks(dict(mesh), _one_rank, fn, dict(inputs), seed)
-    except RankFailure as failure:
-        # A rank that refuses alone leaves the others waiting: refused all the same.
-        if isinstance(failure.cause, PlacementError):
-            return False
-        raise
-    if any(rank is None for rank in ranks):
-        return False
-    for rank in ranks:
-        if isinstance(rank, RuntimeError):
-            raise AssertionError(f"a rank raised {rank!r}") from rank
-    done = [rank for rank in ranks if isinstance(rank, _Rank)]
+        ranks = run_ranks(dict(mesh), partial(_one_rank, stopped), fn, given, seed)
+    except RankFailure:
+        if not stopped:
+            raise
+    for error in stopped:
+        if isinstance(error, PlacementError):
+            return error
+    for error in stopped:
+        raise AssertionError(f"a rank raised {error!r}") from error
+    done = [rank for rank in ranks if rank is not None]
+    _check_against(reference, done, given, sizes, seed)
+    return None
+
+
+def _check_against(
+    reference: Callable[..., Any],
+    done: "Sequence[_Rank]",
+    given: "Mapping[str, _Input]",
+    sizes: Mesh,
+    seed: int,
+) -> None:
     values = {
-        name: value.clone().requires_grad_(value.is_floating_point())
-        for name, (value, _) in inputs.items()
+        name: one.value.clone().requires_grad_(one.wants_gradient)
+        for name, one in given.items()
     }
-    wanted = _tensors(reference(**values))
-    assert len(wanted) == len(done[0].outputs), "as many results as the reference has"
-    for k, target in enumerate(wanted):
-        found = _joined([rank.outputs[k] for rank in done], sizes)
-        _compare(found, target, f"result {k}")
+    # A module may change its buffers: each case starts with those it was given.
+    fresh = copy.deepcopy(reference) if isinstance(reference, nn.Module) else reference
+    whole = _Results(_called(fresh, values))
+    whole.check()
+    for rank in done:
+        _check_structure(rank.results, whole)
+    for k, target in enumerate(whole.tensors):
+        _compare([rank.outputs[k] for rank in done], target, sizes, f"result {k}")
     pairs = [
-        (y, _cotangent(y.shape, seed, k)) for k, y in enumerate(wanted) if y.requires_grad
+        (y, _cotangent(y, y.shape, seed, k))
+        for k, y in enumerate(whole.tensors)
+        if y.requires_grad
     ]
-    names = [name for name, value in values.items() if value.requires_grad]
-    gradients = (
-        torch.autograd.grad(
-            [y for y, _ in pairs], [values[n] for n in names], [w for _, w in pairs],
-            allow_unused=True,
+    wanted = {name: x for name, x in values.items() if x.requires_grad}
+    for name, gradient in _gradients(pairs, wanted).items():
+        held = [rank.gradients[name] for rank in done]
+        _compare(held, gradient, sizes, f"the gradient of {name}")
+
+
+class _Results:
+    """What a function returned: its tensors, and all that is around them."""
+
+    def __init__(self, result: Any) -> None:
+        leaves, self.structure = cast(tuple[list[Any], Any], pytree.tree_flatten(result))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.others = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def check(self) -> None:
+        """ValueError for what cannot be compared."""
+        for leaf in self.others:
+            if leaf is not Tensor and not isinstance(leaf, bool | int | float | str | None):
+                raise ValueError(
+                    f"a result is a {type(leaf).__name__}, which cannot be compared: "
+                    "return tensors, alone or in tuples, lists and dicts"
+                )
+        if not self.tensors:
+            raise ValueError("nothing to compare: the reference returned no tensor")
+
+    def without_values(self) -> tuple[Any, list[Any]]:
+        return self.structure, self.others
+
+
+def _check_structure(found: tuple[Any, list[Any]], wanted: _Results) -> None:
+    if found != wanted.without_values():
+        raise AssertionError(
+            "the results have another structure than on one device:\n"
+            f"on ranks {found[0]} with {found[1]}\n"
+            f"on one device {wanted.structure} with {wanted.others}"
         )
-        if pairs and names
-        else [None] * len(names)
-    )  # fmt: skip
-    for name, gradient in zip(names, gradients, strict=True):
-        found = _joined([rank.gradients[name] for rank in done], sizes)
-        target = torch.zeros_like(values[name]) if gradient is None else gradient
-        _compare(found, target, f"the gradient of {name}")
-    return True
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A global value, its types with the extents of all cuts, and each rank's shape."""
+
+    value: Tensor
+    types: dict[str, AxisType]
+    shapes: list[tuple[int, ...]]
+    wants_gradient: bool
+
+
+def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input:
+    """ValueError for what is no global value with a type that fits it."""
+    what = f"input {name!r}"
+    pair: list[Any] = list(placed) if isinstance(cast(object, placed), tuple) else []
+    kinds = [isinstance(x, k) for x, k in zip(pair, (Tensor, Mapping), strict=False)]
+    if len(pair) != 2 or not all(kinds):
+        raise ValueError(
+            f"{what} must be a tuple (global value, {{axis: type}}), "
+            f"got {type(placed).__name__}"
+        )
+    value = cast(Tensor, pair[0])
+    types = _with_totals(what, value, pair[1], mesh)
+    try:
+        shapes = [tuple(piece.shape) for piece in split(value, types, mesh)]
+        for place, shape in zip(mesh.coordinates(), shapes, strict=True):
+            declared(mesh.seen_from(place), types, shape)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
+    wants_gradient = value.is_floating_point() and name not in buffers
+    return _Input(value.detach(), types, shapes, wants_gradient)
+
+
+def _with_totals(
+    what: str, value: Tensor, types: TypesLike, mesh: Mesh
+) -> dict[str, AxisType]:
+    """Shards without an extent are cut like torch.chunk, as `split` does."""
+    whole: dict[str, AxisType] = {}
+    for axis, like in types.items():
+        t = checked_type(what, axis, like, value.dim())
+        if mesh.sizes.get(axis) == 1:  # it cuts nothing, so it is no outer cut either
+            continue
+        if isinstance(t, Partial) and value.dtype is torch.bool:
+            raise ValueError(f"{what} is Partial on {axis!r}, but booleans have no sum")
+        if isinstance(t, Shard) and t.extent is None:
+            seen = [x.dim for x in whole.values() if isinstance(x, Shard)]
+            t = Shard(t.dim, None if t.dim in seen else Padded(value.shape[t.dim]))
+        whole[axis] = t
+    return whole
 
 
 @dataclass(frozen=True)
@@ -93,108 +205,98 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Rank:
+    results: tuple[Any, list[Any]]
     outputs: list[_Held]
     gradients: dict[str, _Held]
 
 
 def _one_rank(
-    fn: Callable[..., Any], inputs: dict[str, Placed], seed: int
-) -> _Rank | RuntimeError | None:
-    """What this rank computes; None if the checker refuses, the error if torch does."""
-    rank = dist.get_rank()
+    stopped: list[PlacementError | RuntimeError],
+    fn: Callable[..., Any],
+    given: dict[str, _Input],
+    seed: int,
+) -> _Rank | None:
+    """What this rank computes; None if the checker or torch refuses, which is kept."""
     held: dict[str, Tensor] = {}
     try:
         with set_current_mesh(device_mesh()), typecheck():
-            mesh = as_mesh(device_mesh())
-            for name, (value, types) in inputs.items():
-                held[name] = _declared(name, value, types, mesh, rank, seed)
-            results = _tensors(fn(**held))
-            types = [type_of(y) for y in results]
-    except PlacementError:
+            for name, one in given.items():
+                held[name] = _declared(name, one, seed)
+            results = _Results(_called(fn, held))
+            types = [type_of(y) for y in results.tensors]
+    # RuntimeError: shapes that do not fit here; elsewhere it is refused. It is not raised,
+    # since ranks that fail must be set up anew, which takes long.
+    except (PlacementError, RuntimeError) as error:
+        stopped.append(error)
         return None
-    except RuntimeError as error:  # shapes that do not fit here; elsewhere it is refused
-        return error
-    outputs = [
-        _Held(y.detach(), dict(t if t is not None else {}))
-        for y, t in zip(results, types, strict=True)
-    ]
-    pairs = [
-        (y, _seed(y, t, seed, k))
-        for k, (y, t) in enumerate(zip(results, types, strict=True))
-        if y.requires_grad
-    ]
+    typed = list(zip(results.tensors, types, strict=True))
+    outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
+    pairs = [(y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad]
     wanted = {name: x for name, x in held.items() if x.requires_grad}
-    gradients = (
-        torch.autograd.grad(
-            [y for y, _ in pairs], list(wanted.values()), [w for _, w in pairs],
-            allow_unused=True,
-        )
-        if pairs and wanted
-        else [None] * len(wanted)
-    )  # fmt: skip
     found: dict[str, _Held] = {}
-    for (name, x), gradient in zip(wanted.items(), gradients, strict=True):
-        t = type_of(x)
-        filled = torch.zeros_like(x) if gradient is None else gradient
-        found[name] = _Held(filled, dict(t.dual() if t is not None else {}))
-    return _Rank(outputs, found)
+    for name, gradient in _gradients(pairs, wanted).items():
+        t = type_of(wanted[name])
+        found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
+    return _Rank(results.without_values(), outputs, found)
 
 
-def _declared(
-    name: str, value: Tensor, types: TypesLike, mesh: Mesh, rank: int, seed: int
-) -> Tensor:
+def _declared(name: str, one: _Input, seed: int) -> Tensor:
+    mesh = as_mesh(device_mesh())
     with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-        types = _with_totals(value, types, mesh)
-        shape = tuple(split(value, types, mesh.seen_from({}))[rank].shape)
-        t = declared(mesh, types, shape)
-        local = part_of(value, t, seeded(seed, "part", name))
-        local = local.detach().requires_grad_(value.is_floating_point())
+        t = declared(mesh, one.types, one.shapes[dist.get_rank()])
+        local = part_of(one.value, t, seeded(seed, "part", name))
+        local = local.detach().requires_grad_(one.wants_gradient)
     return assert_type(local, t)
 
 
-def _with_totals(value: Tensor, types: TypesLike, mesh: Mesh) -> dict[str, AxisType]:
-    """Shards without an extent are cut like torch.chunk, as `split` does."""
-    whole: dict[str, AxisType] = {}
-    for axis, like in types.items():
-        if mesh.sizes.get(axis) == 1:  # it cuts nothing, so it is no outer cut either
-            continue
-        t = as_axis_type(like)
-        if isinstance(t, Shard) and t.extent is None:
-            dim = t.dim % value.dim()
-            seen = [x.dim for x in whole.values() if isinstance(x, Shard)]
-            t = Shard(dim, None if dim in seen else Padded(value.shape[dim]))
-        whole[axis] = t
-    return whole
+def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:
+    """The call of a function, or of a module with the parameters that are among them."""
+    if not isinstance(fn, nn.Module):
+        return fn(**values)
+    own = {name for name, _ in [*fn.named_parameters(), *fn.named_buffers()]}
+    state = {name: value for name, value in values.items() if name in own}
+    rest = {name: value for name, value in values.items() if name not in own}
+    return torch.func.functional_call(fn, state, (), rest)
+
+
+def _gradients(
+    pairs: Sequence[tuple[Tensor, Tensor]], wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of (result, cotangent) pairs, the gradient of each wanted tensor; zeros if unused."""
+    if not pairs or not wanted:
+        return {name: torch.zeros_like(x) for name, x in wanted.items()}
+    found = torch.autograd.grad(
+        [y for y, _ in pairs], list(wanted.values()), [w for _, w in pairs],
+        allow_unused=True, materialize_grads=True,
+    )  # fmt: skip
+    return dict(zip(wanted, found, strict=True))
 
 
 def _seed(y: Tensor, t: TensorType | None, seed: int, k: int) -> Tensor:
     """This rank's part of the cotangent of one result."""
     assert t is not None
-    shape = t.global_shape(tuple(y.shape))
-    return part_of(_cotangent(shape, seed, k), t.dual(), seeded(seed, "cotangent", k))
+    whole = _cotangent(y, t.global_shape(tuple(y.shape)), seed, k)
+    return part_of(whole, t.dual(), seeded(seed, "cotangent", k))
 
 
-def _cotangent(shape: Sequence[int], seed: int, k: int) -> Tensor:
-    drawn = numbers(shape, seeded(seed, "w", k))
+def _cotangent(y: Tensor, shape: Sequence[int], seed: int, k: int) -> Tensor:
+    drawn = numbers(shape, seeded(seed, "w", k), y.dtype)
     return drawn + (drawn == 0)
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _joined(held: Sequence[_Held], mesh: Mesh) -> Tensor:
+def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> None:
     types = [
         make(mesh.seen_from(place), one.types)
         for place, one in zip(mesh.coordinates(), held, strict=True)
     ]
-    (value,) = join_ranks([one.value for one in held], types, mesh).values()
-    return value
-
-
-def _compare(found: Tensor, wanted: Tensor, what: str) -> None:
+    try:
+        (found,) = join_ranks([one.value for one in held], types, mesh).values()
+    except ValueError as error:
+        locals_ = "\n".join(f"rank {r}: {one.value}" for r, one in enumerate(held))
+        raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
+    tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
     torch.testing.assert_close(
-        found, wanted.detach(), rtol=1e-9, atol=1e-9, equal_nan=True,
+        found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
         msg=lambda text: f"{what} differs from one device: {text}\n"
         f"on ranks {found}\non one device {wanted}",
     )  # fmt: skip

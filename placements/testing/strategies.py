@@ -6,7 +6,7 @@ Replicate, and shape (1,). Numbers are small integers in float64, so that sums a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from hypothesis import strategies as st
@@ -30,6 +30,13 @@ AXES = ("dp", "tp", "ep", "cp")
 def _check_bounds(name: str, low: int, high: int, least: int = 0) -> None:
     if not least <= low <= high:
         raise ValueError(f"{name}: need {least} <= min <= max, got {low} and {high}")
+
+
+def _check_mesh(name: str, mesh: Mesh) -> None:
+    if not isinstance(cast(Any, mesh), Mesh):
+        raise ValueError(
+            f"{name}(mesh={mesh!r}): need a placements.Mesh, as meshes() draws"
+        )
 
 
 @st.composite
@@ -131,8 +138,13 @@ def layouts(
 
     `likely`: the same for all operands of an op, so that they often fit together.
     """
-    if not letters or set(letters) - set("RSPVI"):
-        raise ValueError(f"layouts(letters={letters!r}): some of RSPVI")
+    _check_mesh("layouts", mesh)
+    _check_bounds("layouts(ndim)", 0, ndim)
+    if not letters or set(letters) - set("RSPVI") or (letters == "S" and not ndim):
+        raise ValueError(
+            f"layouts(letters={letters!r}, ndim={ndim}): some of RSPVI, and of one number "
+            "not S alone"
+        )
     axes: dict[str, AxisType | Cut] = {}
     single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
     for axis in mesh.axes:
@@ -148,7 +160,7 @@ def layouts(
             fitting = [guess]
         if isinstance(guess, Cut):
             fitting = [R, *([cuts[guess.dim]] * 2 if cuts else []), *cuts]
-        options = [t for t in fitting if t in free] or free or [R]
+        options = [t for t in fitting if t in free] or free
         # Now and then anything at all: refusals matter too.
         axes[axis] = draw(st.sampled_from(options * 3 + free))
     if len(axes) > 1 and draw(st.booleans()):
@@ -159,6 +171,7 @@ def layouts(
 @st.composite
 def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
     """For each axis a type that many operands of one op should have."""
+    _check_mesh("likely_types", mesh)
     likely: dict[str, AxisType | Cut] = {}
     if len(mesh.axes) > 1 and draw(st.integers(0, 7)) == 7:  # several cuts of one dim
         return dict.fromkeys(mesh.axes, Cut(draw(st.sampled_from([0, -1]))))
@@ -200,8 +213,11 @@ def placed_tensors(
     dtype: torch.dtype = torch.float64,
 ) -> PlacedTensor:
     """A tensor on all ranks of `mesh`."""
+    _check_mesh("placed_tensors", mesh)
     if shape is None:
         shape = draw(shapes())
+    for size in shape:
+        _check_bounds("placed_tensors(shape)", 0, size)
     layout = draw(layouts(mesh=mesh, ndim=len(shape), letters=letters))
     generator = seeded(draw(seeds()))
     types = layout.types(mesh, shape)

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -10,51 +9,39 @@ import torch
 from torch import nn
 
 from placements import On, typed
-from placements.annotations import Variable
-from placements.array_hints import is_array, stated_dtypes
-from placements.testing.arguments import arguments_of
-from placements.types import AxisType
+from placements.array_hints import is_array
+from placements.testing.arguments import Argument, arguments_of
 from spmd_moe.cli.terminal import BadInput
 from spmd_moe.cli.user_code import blamed
 
 HOW = 'Annotated[Float[Tensor, "T D"], On(dp=S(0), tp=R)]'
 
-# What is drawn for an annotation that allows it, the first that fits.
+# A module is made float64, so other floats do not go with its parameters.
 DRAWN = (torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 NUMBERS = (bool, int, float, str, NoneType)  # what may be among the results
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A tensor argument: dims, types and dtype."""
-
-    name: str
-    dims: tuple[str, ...]
-    on: Mapping[str, AxisType | Variable]
-    dtype: torch.dtype
 
 
 def plain_forward(cls: type[nn.Module]) -> Callable[..., Any]:
     return inspect.unwrap(cls.forward)
 
 
-def read_arguments(name: str, module: nn.Module) -> list[Asked]:
+def read_arguments(name: str, module: nn.Module) -> list[Argument]:
     """The tensor arguments; BadInput says what is missing."""
-    hints = _hints(name, module)
-    try:
-        found = arguments_of(module)
-    except ValueError as error:
-        text = str(error).replace(repr(module), "forward")
-        raise BadInput(f"--module {name}: {text}") from None
-    asked = [
-        Asked(
-            one.name, one.dims, one.on, _dtype(name, one.name, get_args(hints[one.name])[0])
-        )
-        for one in found
-    ]
-    _check_others(name, module, asked)
-    return asked
+    with blamed(name, plain_forward(type(module))):
+        try:
+            found = arguments_of(module)
+        except ValueError as error:
+            text = str(error).replace(repr(module), "forward")
+            raise BadInput(f"--module {name}: {text}") from None
+    for one in found:
+        if one.dtype not in DRAWN:
+            raise BadInput(
+                f"--module {name}: {one.name} must be {str(one.dtype)[6:]}, but values are "
+                "drawn in float64, as integers or as truth values; annotate it as Float, "
+                "Int or Bool"
+            )
+    return found
 
 
 def axes_of_result(name: str, module: nn.Module) -> set[str]:
@@ -100,32 +87,6 @@ def _hints(name: str, module: nn.Module) -> dict[str, Any]:
     plain = plain_forward(type(module))
     with blamed(name, plain):
         return get_type_hints(plain, include_extras=True)
-
-
-def _dtype(name: str, argument: str, hint: Any) -> torch.dtype:
-    if not is_array(hint):
-        raise BadInput(f"--module {name}: {argument} has no dims; write it as {HOW}")
-    stated = stated_dtypes(hint)
-    for dtype in DRAWN:
-        if stated is None or str(dtype).removeprefix("torch.") in stated:
-            return dtype
-    raise BadInput(
-        f"--module {name}: {argument} must be {' or '.join(stated or ())}, but values are "
-        "drawn in float64, as integers or as truth values; annotate it as Float, Int or "
-        "Bool"
-    )
-
-
-def _check_others(name: str, module: nn.Module, asked: list[Asked]) -> None:
-    known = {"self", *(one.name for one in asked)}
-    for one in inspect.signature(plain_forward(type(module))).parameters.values():
-        needed = one.default is inspect.Parameter.empty
-        variadic = one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if needed and not variadic and one.name not in known:
-            raise BadInput(
-                f"--module {name}: forward needs {one.name!r}, which is not annotated as a "
-                f"tensor; write {one.name}: {HOW}, or give it a default"
-            )
 
 
 def _is_typed(fn: Any) -> bool:

@@ -22,11 +22,11 @@ from placements.annotations import Variable
 from placements.declarations import declarations
 from placements.mesh import set_current_mesh
 from placements.state import suspended
+from placements.testing.arguments import Argument
 from placements.testing.draws import numbers, seeded
 from placements.torch_private import unseen
 from placements.types import AxisType, R, Shard, as_axis_type
 from spmd_moe.cli.forward_hints import (
-    Asked,
     axes_of_result,
     check_result,
     plain_forward,
@@ -147,7 +147,7 @@ def _build(name: str, cls: type[nn.Module]) -> nn.Module:
         return cls().double()
 
 
-def _axes_of(asked: list[Asked], module: nn.Module, of_result: set[str]) -> list[str]:
+def _axes_of(asked: list[Argument], module: nn.Module, of_result: set[str]) -> list[str]:
     said = [axis for one in asked for axis in one.on]
     for owner in module.modules():
         said += [axis for types in declarations(owner).values() for axis in types]
@@ -177,13 +177,13 @@ def _dims_of_parameters(module: nn.Module) -> dict[str, int]:
     return dims
 
 
-def _shape(argument: Asked, dims: Mapping[str, int]) -> tuple[int, ...]:
+def _shape(argument: Argument, dims: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(
         int(dim) if dim.isdigit() else dims.get(dim, OTHER_DIMS) for dim in argument.dims
     )
 
 
-def _types(argument: Asked, axes: Mapping[str, int]) -> Types:
+def _types(argument: Argument, axes: Mapping[str, int]) -> Types:
     said = {axis: argument.on.get(axis, R) for axis in axes}
     return {axis: R if isinstance(t, Variable) else t for axis, t in said.items()}
 

@@ -101,7 +101,7 @@ def test_json_has_all_that_the_tables_show(capsys: pytest.CaptureFixture[str]) -
         ("--module nowhere.Layer", "No module named 'nowhere'"),
         ("--module json.JSONDecoder", "no nn.Module"),
         ("--module Layer", "package.Class"),
-        ("--module torch.nn.ReLU", "no annotated tensor argument"),
+        ("--module torch.nn.ReLU", "its annotation does not say where it is"),
         ("--module torch.nn.Linear", "must need no arguments"),
         ("--module torch.nn.ReLU --mesh tp", "tp is ''; give a whole number"),
     ],

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placements.mesh import Mesh
 from placements.testing import strategies
 from placements.testing.laws.round_trips import (
     check_described,
@@ -69,6 +70,13 @@ BAD_CALLS = [
     lambda: strategies.extents(total=3, ranks=0),
     lambda: strategies.axis_types(ndim=-1),
     lambda: strategies.patterns(ranks=0),
+    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=-1),
+    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=0, letters="S"),
+    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=1, letters="X"),
+    lambda: strategies.layouts(mesh={"tp": 2}, ndim=1),  # type: ignore[arg-type]
+    lambda: strategies.likely_types(mesh=2),  # type: ignore[arg-type]
+    lambda: strategies.placed_tensors(mesh={"tp": 2}),  # type: ignore[arg-type]
+    lambda: strategies.placed_tensors(mesh=Mesh({"tp": 2}), shape=(2, -1)),
 ]
 
 

@@ -354,6 +354,21 @@ def test_views_carry_the_padding() -> None:
         padded.reshape(4, 2, D)
 
 
+def test_of_nothing_nothing_is_known() -> None:
+    """What the deep run of the padding law found."""
+    empty = assert_type(torch.randn(0, D), {"tp": R})
+    padded, _ = pad_rows(empty, 1, to=D + 2)
+    assert pads_of(padded.sum(0)) == [f"padded with 0 in dim 0 (first {D} valid)"]
+    assert pads_of(padded.mean(0)) == [f"padded in dim 0 (first {D} valid)"]
+    rows, _ = pad_rows(assert_type(torch.randn(1, 2, 0), {"tp": R}), 0, to=2)
+    with pytest.raises(PlacementError, match="mixes rows of padding"):
+        rows.reshape(0)
+    ids, _ = pad_rows(assert_type(torch.tensor([3, 1]), {"tp": R}), 0, to=4)
+    assert F.one_hot(ids, 4).shape == (4, 4)
+    with pytest.raises(PlacementError, match="without num_classes="):
+        F.one_hot(ids)
+
+
 def test_rows_of_padding_get_no_gradient() -> None:
     valid = assert_type(torch.arange(T) < N, {"tp": I})
     leaf = torch.randn(T, D, requires_grad=True)

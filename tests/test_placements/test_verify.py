@@ -500,8 +500,7 @@ def test_verify_implies_typecheck() -> None:
 
 
 def fingerprint(x: Tensor, rtol: float | None = None) -> Fingerprint:
-    projection, square = project(x).tolist()
-    return Fingerprint.of(tuple(x.shape), x.dtype, projection, square, rtol)
+    return Fingerprint.of(tuple(x.shape), x.dtype, project(x).tolist(), rtol)
 
 
 @pytest.mark.parametrize("size", [1, 100, 20_000, 50_001])
@@ -536,6 +535,44 @@ def test_fingerprints_of_other_dtypes_and_of_no_elements() -> None:
     assert not fingerprint(nan).agrees(fingerprint(inf))
     square = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
     assert not fingerprint(square).agrees(fingerprint(square.t().contiguous()))
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_what_is_not_finite_hides_nothing(special: float, size: int) -> None:
+    x = torch.ones(size)
+    x[1] = special
+    assert fingerprint(x).agrees(fingerprint(x.clone()))
+    assert fingerprint(x).agrees(fingerprint(x * (1 + 1e-7)))
+    for k, other in [(0, 2.0), (1, 1.0), (1, 0.0), (2, special), (2, -special)]:
+        changed = x.clone()
+        changed[k] = other
+        assert not fingerprint(x).agrees(fingerprint(changed)), (k, other)
+    infinite = torch.tensor([float("inf")])
+    assert not fingerprint(infinite).agrees(fingerprint(-infinite))
+
+
+def test_whole_numbers_are_compared_exactly() -> None:
+    for size in (1, 20_000, 50_001):
+        x = torch.full((size,), 2**60)
+        for k in {0, size - 1}:
+            changed = x.clone()
+            changed[k] += 1
+            assert not fingerprint(x, rtol=0.1).agrees(fingerprint(changed, rtol=0.1))
+    assert not fingerprint(torch.tensor([True])).agrees(fingerprint(torch.tensor([False])))
+
+
+def test_large_numbers_are_told_apart() -> None:
+    x = torch.full((3,), 1e30)
+    assert fingerprint(x).agrees(fingerprint(x.clone()))
+    assert not fingerprint(x).agrees(fingerprint(2 * x))
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="Module or None"):
+        verify("model")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 0"):
+        verify(rtol=-1)
 
 
 def test_an_event_that_one_rank_does_not_have_is_a_finding() -> None:

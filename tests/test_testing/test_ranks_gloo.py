@@ -4,6 +4,8 @@ Values are small integers, exact in every dtype used, so results must be equal t
 last bit whatever the order of the sums.
 """
 
+import faulthandler
+import inspect
 import os
 import threading
 import time
@@ -135,6 +137,47 @@ def reduce_scatter_single(op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     place = torch.empty(2, 3)
     dist.reduce_scatter_single(place, mine(2 * RANKS, 3), op)
     return place
+
+
+def reduce_scatter_uneven() -> torch.Tensor:
+    place = torch.empty(dist.get_rank() + 1)
+    dist.reduce_scatter(place, [mine(i + 1) for i in range(RANKS)])
+    return place
+
+
+def polled() -> torch.Tensor:
+    x = mine(2)
+    work: Any = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    return x
+
+
+def future_of_a_call_that_needs_a_later_one() -> list[torch.Tensor]:
+    x, y = mine(1), mine(1)
+    if dist.get_rank() == 0:
+        work: Any = dist.all_reduce(x, async_op=True)
+        doubled = work.get_future().then(lambda done: done.value()[0] * 2)
+        for rank in range(1, RANKS):
+            dist.send(y, rank)
+        return [doubled.wait(), x]
+    dist.recv(y, 0)
+    dist.all_reduce(x)
+    return [x, y]
+
+
+def keys_of_the_store() -> tuple[bytes, bool]:
+    store: Any = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == RANKS - 1:
+        store.set("greeting", "hello")
+    store.wait(["greeting"])
+    dist.barrier()
+    return store.get("greeting"), store.check([f"key {dist.get_rank()}"])
+
+
+def monitored_barriers() -> int:
+    dist.monitored_barrier()
+    return dist.get_rank()
 
 
 def all_to_all() -> list[torch.Tensor]:
@@ -404,6 +447,11 @@ PROGRAMS = [
     all_gather_single_no_rows,
     all_gather_objects,
     broadcast_objects,
+    reduce_scatter_uneven,
+    polled,
+    future_of_a_call_that_needs_a_later_one,
+    keys_of_the_store,
+    monitored_barriers,
     all_to_all,
     all_to_all_single_even,
     all_to_all_single_uneven,
@@ -550,9 +598,13 @@ def test_a_gloo_rank_that_dies_is_reported_at_once() -> None:
 def test_a_gloo_rank_that_hangs_is_reported_in_time(program: Any) -> None:
     run_ranks(2, dist.get_rank, backend="gloo")
     start = time.perf_counter()
-    with pytest.raises(RankFailure):
+    with pytest.raises(RankFailure) as caught:
         run_ranks(2, program, backend="gloo", timeout=1.0)
     assert time.perf_counter() - start < 10
+    if hasattr(faulthandler, "register"):
+        _, first = inspect.getsourcelines(program)
+        place = f"did not report, is at tests/test_testing/test_ranks_gloo.py:{first + 2}"
+        assert place in str(caught.value)
     assert run_ranks(2, dist.get_rank, backend="gloo") == [0, 1]
 
 

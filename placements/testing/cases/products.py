@@ -62,10 +62,15 @@ def add_product(b: Builder) -> Call:
     whole = (*batch, m, *right)
     # torch's addmv does not broadcast what is added where it multiplies no elements.
     as_large = b.name.endswith("_") or b.name.startswith("addmv")
-    b.value(*(whole if as_large else b.under(whole)))
+    factors: dict[str, Any] = {}
+    if b.pick(False, True):
+        factors = {"beta": b.pick(0, 2), "alpha": 2}
+    # With beta=0 it is not read, so the result need not be Varying because it is.
+    letters = "RSPI" if factors.get("beta") == 0 else "RSPVI"
+    b.value(*(whole if as_large else b.under(whole)), letters=letters)
     b.value(*batch, m, k)
     b.value(*batch, k, *right)
-    return b.call() if b.pick(True, False) else b.call(beta=b.pick(0, 2), alpha=2)
+    return b.call(**factors)
 
 
 def outer(b: Builder) -> Call:
