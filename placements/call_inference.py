@@ -249,4 +249,5 @@ def _written(target: Operand, found: TensorType) -> TensorType:
         axis,
         target,
         repr(found[axis]) if axis else repr(found),
+        kind="policy",  # docs/decisions.md, 6: whatever else would be right
     )

@@ -160,16 +160,19 @@ def _on_many_ranks() -> bool:
 def _row(request: Request) -> Transition | None:
     """The row of the table; None where src and dst are the same."""
     src, dst = request.src, request.dst
-    keeps = request.call in ("redistribute", "convert", "reinterpret")
-    if keeps and repr(src) == repr(dst):
-        return None
-    row = find(request.call, src, dst)
-    recuts_one_dim = (
+    of_one_dim = (
         isinstance(src, Shard)
         and isinstance(dst, Shard)
         and (src.dim - dst.dim) % request.x.dim() == 0
     )
-    if row is None or recuts_one_dim:
+    # Without an extent dst asks for pieces of a dim, however they are cut: where another
+    # axis cuts the dim too, extents differ by rank, but all ranks must say the same.
+    cut_as_it_is = of_one_dim and isinstance(dst, Shard) and dst.extent is None
+    keeps = request.call in ("redistribute", "convert", "reinterpret")
+    if keeps and (cut_as_it_is or repr(src) == repr(dst)):
+        return None
+    row = find(request.call, src, dst)
+    if row is None or of_one_dim:
         raise no_such_transition(request.call, request.x, request.line.axis, src, dst)
     return row
 

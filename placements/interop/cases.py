@@ -77,6 +77,11 @@ LONGER: tuple[Program, ...] = (
     _program((1, 4), {"tp": R}, move("convert", 0, "tp", R, Shard(0))),
     _program((4, 3), {"tp": Shard(0)}, move("all_to_all", 0, "tp", Shard(0), Shard(1))),
     _program((4, 4), {"tp": V}, move("all_to_all", 0, "tp", V, V)),
+    _program(
+        (4, 4), {"tp": Shard(0)},
+        Step("x0.unflatten(0, (-1, 2))", (0,), "{a}.unflatten({d}, (-1, 2))"),
+        Step("x1.unflatten(0, (2, -1))", (1,), "{a}.unflatten({d}, (2, -1))"),
+    ),
 )  # fmt: skip
 
 

@@ -86,13 +86,14 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     step = found.step
     letters = {t.letter for operand in found.operands for t in operand.types}
     moved = _letters(step)
+    said = found.theirs.message or found.ours.message
     return (
         engine.name in row.engines
         and row.verdict == found.verdict
         and (not row.forms or step.form in row.forms.split("; "))
         and (not row.moves or moved in row.moves.split())
         and (not row.operand or row.operand in letters)
-        and (not row.says or re.search(row.says, found.theirs.message) is not None)
+        and (not row.says or re.search(row.says, said) is not None)
         and (not row.edit or _agree_after(engine, row.edit, found))
     )
 

@@ -188,6 +188,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         operand="S", says=r"Partial\((avg|max|min|product)\)|_NormPartial",
     ),
     Difference(
+        "sizes in a view are local", (DTENSOR,), WE_REFUSE, STRICTER,
+        "A size that a view names is that of the rank's own piece here, as torch takes it "
+        "there; DTensor means the whole tensor, so it splits a dim of which every rank has "
+        "one row.",
+        forms="{a}.unflatten({d}, (2, -1)); {a}.unflatten({d}, (-1, 2))", operand="S",
+        says="keeps the cut dim apart",
+    ),
+    Difference(
         "the same cut again", (*SPMD, DTENSOR), WE_REFUSE, STRICTER,
         "Nothing moves from a cut to the same cut; an all-to-all that does nothing is "
         "taken for a mistake here.",

@@ -32,7 +32,8 @@ from placements.testing.failures import RankFailure
 from placements.testing.lockstep import Lockstep
 from placements.testing.process_pool import run_on_processes
 from placements.testing.sim_backend import SimGroup
-from placements.testing.sim_calls import SimStore, Simulation
+from placements.testing.sim_calls import Simulation
+from placements.testing.sim_store import SimStore
 from placements.torch_private import unseen
 
 # Private parts of torch that the simulator stands on, all in one place.
@@ -57,6 +58,10 @@ class _World:
         self.pg_to_tag: dict[object, str] = {}
         self.pg_coalesce_state: dict[object, list[object]] = {}
         self.comms: list[object] = []
+
+
+# Every group of gloo has threads that look for work all the time.
+_KEPT_ON_GLOO = 3
 
 
 class _Here(threading.local):
@@ -175,6 +180,8 @@ def _call(
     try:
         result = fn(*args)
         if dist.is_initialized():
+            if _here.simulation is None and len(_here.meshes) > _KEPT_ON_GLOO:
+                _here.meshes.clear()
             _drop_groups(_here.meshes.values())
         else:
             _here.meshes = None

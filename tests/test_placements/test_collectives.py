@@ -348,3 +348,14 @@ def test_with_checking_off_extents_are_still_checked() -> None:
             all_gather(torch.ones(2), "tp", src=S(0, Padded(9)), dst=R)
         with pytest.raises(ValueError, match="cuts 8 rows"):
             convert(torch.ones(9), "tp", src=R, dst=S(0, Even(8)))
+
+
+def test_pieces_without_an_extent_are_cut_as_they_are() -> None:
+    """Found by the law of lockstep: where extents differ by rank, some ranks refused."""
+    uneven = S(0, Padded(5))
+    with set_current_mesh({"tp": 2}), typecheck():
+        x = assert_type(torch.ones(3, 2), {"tp": uneven})
+        assert redistribute(x, "tp", src=uneven, dst=S(0)) is x
+        assert redistribute(x, "tp", src=uneven, dst=S(-2)) is x
+        with pytest.raises(PlacementError, match="expected one of"):
+            redistribute(x, "tp", src=uneven, dst=S(0, Ragged(1, 4)))

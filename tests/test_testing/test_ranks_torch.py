@@ -201,5 +201,7 @@ def test_a_moe_step_on_four_ranks_is_right_and_fast() -> None:
         for name, parts in enumerate(zip(*pieces, strict=True)):
             torch.testing.assert_close(torch.cat(parts), expected[name])
     typical = sorted(times)[len(times) // 2] * 1e3
-    print(f"\nMoE step, 4 simulated ranks and reference: {typical:.1f} ms of a core (median)")
+    print(
+        f"\nMoE step, 4 simulated ranks and reference: {typical:.1f} ms of a core (median)"
+    )
     assert sorted(times)[len(times) // 4] < 0.015

@@ -102,11 +102,7 @@ def _is_policy(call: Call, types: Sequence[AxisType], error: PlacementError) -> 
     if any(types[k] in (P, I) for k in STRICT.get(call.name, ()) if k < len(types)):
         return True
     refusal = error.__context__
-    if not isinstance(refusal, Refusal):
-        return False
-    # docs/decisions.md, 6: what is written keeps its type, whatever else would be right
-    keeps = refusal.reason.startswith("an in-place op cannot change a type")
-    return keeps or refusal.kind == "policy"
+    return isinstance(refusal, Refusal) and refusal.kind == "policy"
 
 
 def _placed(call: Call, types: Sequence[AxisType]) -> list[list[TensorType]]:
