@@ -8,7 +8,7 @@ every Partial written as drawn summands; all values and the gradients of the las
 must join to what one device computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from placements.meaning import join, split
 from placements.mesh import Mesh
 from placements.tensor_type import TensorType, make
 from placements.transitions import find
-from placements.types import Partial, V, Varying
+from placements.types import Partial, Shard, V, Varying
 
 _TOLERANCE = 1e-7
 
@@ -150,6 +150,15 @@ def _moved(value: Tensor, old: TensorType, new: TensorType, step: Step) -> Tenso
             return regrouped(value, old, new) if row.call == "reinterpret" else value
 
 
+def _outside(t: TensorType, forgotten: Sequence[str]) -> Iterator[str]:
+    """Axes that cut a dim outside of a cut that is forgotten: they are no cut any more."""
+    for axis in forgotten:
+        cut = t[axis]
+        if isinstance(cut, Shard):
+            order = t.order(cut.dim)
+            yield from order[: order.index(axis)]
+
+
 def _computed(
     values: Sequence[Tensor], types: Sequence[TensorType], t: TensorType, step: Step
 ) -> Tensor:
@@ -160,7 +169,11 @@ def _computed(
         if any(isinstance(types[k][axis], Varying) for k in step.args)
     ]
     said = [axis for axis in mesh.axes if isinstance(t[axis], Varying)]
-    assert said == apart, f"{step.text} of Varying values on {apart} is said to be {t!r}"
+    may = {*apart, *(a for k in step.args for a in _outside(types[k], apart))}
+    assert {*apart} <= {*said} <= may, (
+        f"{step.text} of Varying values on {apart} is said to be {t!r}"
+    )
+    apart = said
     spread = {
         k: regrouped(values[k], types[k], _with(types[k], apart)) for k in {*step.args}
     }

@@ -107,3 +107,18 @@ def test_a_wrong_type_is_found(
     said = [program.inputs[0].type_on(mesh), declared(mesh, claimed, (2, 2, 2))]
     with pytest.raises((Unequal, AssertionError)):
         check_sound(program, said)
+
+
+def test_an_outer_cut_is_forgotten_with_the_inner_one() -> None:
+    """What the ranks of tp hold, for one place on dp, is no run of rows any more."""
+    inputs = (
+        Input((4, 4), (("dp", V), ("tp", R))),
+        Input((4, 4, 4), (("tp", S(0)), ("dp", S(0)))),
+    )
+    step = Step("x1 + x0", (1, 0), "{a} + {b}")
+    program = Program((("dp", 2), ("tp", 2)), inputs, (step,))
+    mesh = program.mesh
+    operands = [one.type_on(mesh) for one in inputs]
+    assert check_sound(program, [*operands, declared(mesh, {"dp": V, "tp": V}, (1, 4, 4))])
+    with pytest.raises(AssertionError, match="is said to be"):
+        check_sound(program, [*operands, declared(mesh, {"dp": R, "tp": R}, (1, 4, 4))])
