@@ -260,7 +260,9 @@ assert run_ranks(3, program) == [3, 3, 3]
 
 
 def test_an_import_inside_a_rank_does_not_keep_its_group() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTED_IN_A_RANK], check=True)
+    command = [sys.executable, "-W", "ignore", "-c", IMPORTED_IN_A_RANK]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_keys_of_the_store_do_not_outlive_a_call() -> None:
