@@ -6,7 +6,6 @@ Checkpointers and optimizers hold the tensor that was registered: after
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,13 +21,9 @@ from placements.state import current
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # not torchtitan
 
 
-def watch_buffers(replace: Callable[[Any, str, Any], None]) -> None:
-    """Refuse it when the user's code replaces a buffer or a declared parameter."""
-    for name in ("__setattr__", "register_buffer", "register_parameter"):
-        replace(nn.Module, name, _watched(nn.Module.__dict__[name]))
+def watched(original: Any) -> Any:
+    """A method of nn.Module that refuses to replace a buffer or a declared parameter."""
 
-
-def _watched(original: Any) -> Any:
     def method(self: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
         value = args[0] if args else kwargs.get("tensor", kwargs.get("param"))
         if current.mode is not None and isinstance(value, Tensor):

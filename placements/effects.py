@@ -5,7 +5,7 @@ Types belong to tensors, and several tensors may be names for one memory. So opa
 in-place op does not write through a cast: the other name would keep its old type.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from placements.errors import PlacementError
 from placements.fingerprints import project
 from placements.state import current, observer, opaque
 from placements.tensor_type import TensorType
-from placements.torch_private import unseen, version_of
+from placements.torch_private import base_of, unseen, version_of
 from placements.types import WORDS
 
 
@@ -92,9 +92,8 @@ def count_write(value: Any) -> None:
             count_write(item)
 
 
-def watch_memory(replace: Callable[[Any, str, Any], None]) -> None:
-    """Refuse it when a tensor that has a type is given another memory."""
-    original: Any = Tensor.set_
+def watched_set(original: Any) -> Any:
+    """`Tensor.set_` that refuses to give a tensor with a type another memory."""
 
     def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if current.mode is not None and _is_declared(self):
@@ -109,7 +108,7 @@ def watch_memory(replace: Callable[[Any, str, Any], None]) -> None:
             )
         return original(self, *args, **kwargs)
 
-    replace(Tensor, "set_", set_)
+    return set_
 
 
 def _is_declared(tensor: Tensor) -> bool:
@@ -144,7 +143,7 @@ def check_write(where: str, target: Tensor) -> None:
     Ordinary views keep what a tensor is on each axis, or make pieces Varying; fresh
     memory has its own check.
     """
-    base = target._base  # pyright: ignore[reportPrivateUsage]
+    base = base_of(target)
     below, known = None if base is None else tags.get(base), tags.get(target)
     if base is None or below is None or known is None or below.mesh != known.mesh:
         return

@@ -6,19 +6,18 @@ ranks, and wrong for pieces of one tensor, which need numbers of their own.
 
 import zlib
 from collections.abc import Iterable
-from contextlib import ExitStack
 from hashlib import blake2b
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from placements import tags
+from placements.blocks import Steps
 from placements.callsite import name_of
 from placements.describe import checked_mesh
 from placements.mesh import Mesh
-from placements.state import Context, current
+from placements.state import Context, current, sharing
 from placements.tensor_type import TensorType
 from placements.torch_private import unseen
 
@@ -34,35 +33,25 @@ class own_generator(Context):  # noqa: N801 - reads as what it gives
             h_TD = dropout(x_TD)  # x_TD is S(0) on tp
     """
 
-    def __enter__(self) -> None:
+    def steps(self) -> Steps[None]:
         places = checked_mesh().coordinate
         own = sorted((axis, places[axis]) for axis in self.axes if axis in places)
-        self._before = current.shared_axes
-        current.shared_axes = self._before - frozenset(self.axes)
-        self._fork = ExitStack()
         with unseen():
             drawn = int(torch.randint(1 << 62, (), device="cpu"))
-            self._fork.enter_context(_fork())
-            key = blake2b(repr((drawn, own)).encode(), digest_size=8).digest()
-            torch.manual_seed(int.from_bytes(key, "little") >> 1)  # pyright: ignore[reportUnknownMemberType]
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        current.shared_axes = self._before
-        with unseen():
-            self._fork.close()
+        key = blake2b(repr((drawn, own)).encode(), digest_size=8).digest()
+        with sharing(current.shared_axes - frozenset(self.axes)), _fork():
+            with unseen():
+                torch.manual_seed(int.from_bytes(key, "little") >> 1)  # pyright: ignore[reportUnknownMemberType]
+            yield
 
 
 def _fork() -> Any:
     """Put back the states of the CPU and of this process's device afterwards."""
     fork = cast(Any, torch.random).fork_rng
-    device = torch.accelerator.current_accelerator()
-    if device is None:
+    if not torch.accelerator.is_available():  # a CUDA build alone is no device
         return fork(devices=())
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
     return fork(
         devices=(torch.accelerator.current_device_index(),), device_type=device.type
     )

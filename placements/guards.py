@@ -1,28 +1,21 @@
-"""Doors that a torch-function mode does not see, watched while checking is on.
+"""Functions and collectives that a torch-function mode does not see, as they are checked.
 
-`autograd.Function.apply` hides a backward that nobody checked, a raw collective moves
-data between ranks behind the types, and a module's state may be replaced. They are found
-by replacing the methods that every such call goes through, for as long as any thread
-checks.
+`autograd.Function.apply` hides a backward that nobody checked, and a raw collective moves
+data between ranks behind the types. `patches.py` puts these in the place of torch's own
+methods for as long as a block is open.
 """
 
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from placements import tags
-from placements.buffers import watch_buffers
 from placements.callsite import caller, in_hook_of_user, name_of
 from placements.describe import checked_mesh, described
-from placements.effects import count_write, unwritten, watch_memory
+from placements.effects import count_write, unwritten
 from placements.errors import PlacementError
 from placements.padding import padded_at
-from placements.ranks_and_sizes import watch_ranks
 from placements.state import current, observer, suspended
 from placements.tensor_type import TensorType, declared
 from placements.torch_private import unseen
@@ -50,53 +43,22 @@ TRANSPARENT = frozenset({"CheckpointFunction"})
 # the table, or it would have been refused.
 OF_A_CUSTOM_OP = "GeneratedBackwardFor_"
 
-_lock = threading.Lock()
-_watchers = 0
-_undo: list[Callable[[], None]] = []
 
+def checked_function(apply: Any) -> Any:
+    """`Function.apply` that asks what the Function does to placements.
 
-@contextmanager
-def doors_watched() -> Generator[None]:
-    """Watch the doors until the block ends; blocks may nest and run in many threads."""
-    global _watchers
-    with _lock:
-        _watchers += 1
-        if _watchers == 1:
-            _watch_functions()
-            _watch_collectives()
-            watch_ranks(_replace)
-            watch_buffers(_replace)
-            watch_memory(_replace)
-    try:
-        yield
-    finally:
-        with _lock:
-            _watchers -= 1
-            if _watchers == 0:
-                while _undo:
-                    _undo.pop()()
+    torch 2.13 has a classmethod there, torch 2.14 and later a C method; both bind to a
+    class.
+    """
 
-
-def _replace(owner: Any, name: str, new: Any) -> None:
-    # The entry of the class's own dict, not what getattr makes of it: that is what has
-    # to come back.
-    old = owner.__dict__.get(name)
-    setattr(owner, name, new)
-    if old is None:  # inherited
-        _undo.append(lambda: delattr(owner, name))
-    else:
-        _undo.append(lambda: setattr(owner, name, old))
-
-
-def _watch_functions() -> None:
-    original: Any = torch.autograd.Function.__dict__["apply"].__func__
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if current.mode is None or current.mode.lenient or _is_transparent(cls):
-            return original(cls, *args, **kwargs)
+    def checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        original = apply.__get__(None, cls)
+        mode = current.mode
+        if mode is None or mode.lenient or _is_transparent(cls):
+            return original(*args, **kwargs)
         return _checked_apply(original, cls, args, kwargs)
 
-    _replace(torch.autograd.Function, "apply", classmethod(apply))
+    return classmethod(checked)
 
 
 def _is_transparent(cls: Any) -> bool:
@@ -106,7 +68,7 @@ def _is_transparent(cls: Any) -> bool:
 def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     rule = getattr(cls, "placement_rule", None)
     is_torch = cls.__module__.startswith("torch.distributed")
-    if rule is None and is_torch and _typed_call(cls.__name__) is not None:
+    if rule is None and is_torch and typed_call(cls.__name__) is not None:
         raise raw_collective(cls.__name__)
     if rule is None:
         raise PlacementError(
@@ -126,7 +88,7 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     found = rule(*types)
     with unwritten(f"{cls.__name__}.apply", args) as returned:
         with suspended(), unseen():
-            result: Any = original(cls, *args, **kwargs)
+            result: Any = original(*args, **kwargs)
         returned.extend(_tag_results(cls, result, found))
     return result
 
@@ -157,35 +119,24 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return cast(Any, value) if isinstance(value, tuple) else (value,)
 
 
-def _group_classes() -> list[Any]:
-    """The process group, and backends written in Python."""
-    found: list[Any] = [dist.ProcessGroup]
-    for owner in found:
-        found.extend(owner.__subclasses__())
-    return found
-
-
-def _watch_collectives() -> None:
-    if not dist.is_available():
-        return
-    for owner in _group_classes():
-        for name, method in list(owner.__dict__.items()):
-            if callable(method) and _typed_call(name) is not None:
-                _replace(owner, name, _refusing(method, name))
-    # Every collective of Python objects makes tensors of them first.
-    to_tensor: Any = dist.distributed_c10d.__dict__["_object_to_tensor"]
+def refusing_objects(to_tensor: Any) -> Any:
+    """What makes tensors of Python objects, refused where raw collectives are."""
 
     def refusing(*args: Any) -> Any:
-        if current.mode is not None and not current.mode.lenient:
+        mode = current.mode
+        if mode is not None and not mode.lenient:
             raise raw_collective("object collective")
         return to_tensor(*args)
 
-    _replace(dist.distributed_c10d, "_object_to_tensor", refusing)
+    return refusing
 
 
-def _refusing(original: Any, name: str) -> Any:
+def refusing(name: str, original: Any) -> Any:
+    """A method of a process group, refused in checked code and in hooks of backward."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        checked = current.mode is not None and not current.mode.lenient
+        mode = current.mode
+        checked = mode is not None and not mode.lenient
         if checked or (current.in_backward and in_hook_of_user()):
             raise raw_collective(name, self, args)
         result = original.__get__(self, type(self))(*args, **kwargs)
@@ -196,16 +147,20 @@ def _refusing(original: Any, name: str) -> Any:
     return method
 
 
-def _typed_call(name: str) -> str | None:
+def typed_call(name: str) -> str | None:
+    """The typed call that stands for a raw collective; None if the name is not one."""
     plain = name.replace("_", "").lower()
-    return next((call for start, call in TYPED_CALLS if plain.startswith(start)), None)
+    for start, call in TYPED_CALLS:
+        if plain.startswith(start):
+            return call
+    return None
 
 
 def raw_collective(
     name: str, group: Any = None, args: tuple[Any, ...] = ()
 ) -> PlacementError:
     """The error for a collective that goes round the types."""
-    typed = _typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
+    typed = typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
     tensors = _tensors_in(args)
     what = next((found for found in map(name_of, tensors) if found), "")
     axis = _axis_of(group) if args else None

@@ -5,10 +5,10 @@ lockstep.
 """
 
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+from placements.blocks import Block, Steps, block
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,20 @@ class Ledger:
 _active: ContextVar[Ledger | None] = ContextVar("placements_ledger", default=None)
 
 
-@contextmanager
-def ledger() -> Generator[Ledger]:
+def ledger() -> Block[Ledger]:
     """Record every typed collective until the block ends, backward included."""
-    record = Ledger(outer=_active.get())
-    token = activate(record)
+    return activated(Ledger(outer=active_ledger()))
+
+
+@block
+def activated(record: Ledger) -> Steps[Ledger]:
+    """Tell `record` of every typed collective until the block ends."""
+    before = active_ledger()
     try:
+        _active.set(record)
         yield record
     finally:
-        deactivate(token)
-
-
-def activate(record: Ledger) -> Token[Ledger | None]:
-    return _active.set(record)
-
-
-def deactivate(token: Token[Ledger | None]) -> None:
-    _active.reset(token)
+        _active.set(before)
 
 
 def active_ledger() -> Ledger | None:

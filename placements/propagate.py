@@ -4,26 +4,25 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements import tags
+from placements.blocks import Block, Steps, block
 from placements.call_inference import CallInference
 from placements.callsite import caller
+from placements.checking import opened
 from placements.describe import NO_MESH, type_or_error
 from placements.effects import check_write
 from placements.errors import PlacementError
-from placements.guards import doors_watched
 from placements.infer import SHAPES, Refusal
 from placements.mesh import Mesh, current_mesh
 from placements.numbers import RANK_NUMBERS
 from placements.op_lookup import KNOWN, Call, resolve
 from placements.ranks_and_sizes import Pieces
-from placements.state import Observer, checkers, current
+from placements.state import Observer, block_here, current
 from placements.tensor_type import TensorType
 
 _MEMO_SIZE = 2048
@@ -31,8 +30,8 @@ _MEMO_SIZE = 2048
 get_type = tags.get  # looked up once: this is the hot path
 
 
-class Typecheck(TorchFunctionMode):
-    """Infer and check the type of every tensor that an op makes."""
+class Typecheck(Block["Typecheck"], TorchFunctionMode):
+    """Infer and check the type of every tensor that an op makes, inside `with`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,28 +40,18 @@ class Typecheck(TorchFunctionMode):
         self._mesh: Mesh | None = None
         self._memo = NO_MESH.inferred
 
-    def __enter__(self) -> "Typecheck":
-        self._outer = current.mode
-        if self._outer is not None and self.observer is None:
-            self.observer = self._outer.observer
-        self._doors = doors_watched()
-        self._doors.__enter__()
-        checkers.count += 1
-        current.mode = self
-        super().__enter__()
-        return self
+    def steps(self) -> "Steps[Typecheck]":
+        outer = current.mode
+        if outer is not None and self.observer is None:
+            self.observer = outer.observer
+        yield from opened(self)
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # pyright: ignore[reportUnknownMemberType]
-        current.mode = self._outer
-        checkers.count -= 1
-        self._doors.__exit__(*exception)
-
-    @contextmanager
-    def trusting(self) -> Generator[None]:
+    @block
+    def trusting(self) -> Steps[None]:
         """Let what is not known pass, untyped, until the block ends: a region."""
-        before, self.lenient = self.lenient, True
+        before = self.lenient
         try:
+            self.lenient = True
             yield
         finally:
             self.lenient = before
@@ -74,6 +63,10 @@ class Typecheck(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        here = block_here.get()
+        if here is None or here.mode is not self or not here.is_open:
+            if current.mode is not self:  # a task that is in no block, or in another one
+                return func(*args, **(kwargs or {}))
         known = KNOWN.get(func)
         if known is None:
             known = resolve(func)
@@ -209,11 +202,16 @@ def _tag(result: Any, found: Any) -> None:
         tags.put(tensor, types[min(k, len(types) - 1)])
 
 
-@contextmanager
-def typecheck() -> Generator[Typecheck]:
+class _Joined(Block[Typecheck]):
+    """The block of `typecheck()`: a checker of its own, or the one around it."""
+
+    def steps(self) -> Steps[Typecheck]:
+        return opened(current.mode or Typecheck())
+
+    def _recreate_cm(self) -> "_Joined":
+        return _Joined()  # as a decorator: one for each call
+
+
+def typecheck() -> Block[Typecheck]:
     """Check every op inside the `with` block; a block inside another changes nothing."""
-    if current.mode is not None:
-        yield current.mode
-        return
-    with Typecheck() as mode:
-        yield mode
+    return _Joined()

@@ -4,13 +4,11 @@
 `DeviceMesh.get_local_rank` and the sizes of a tensor that is cut say their axis too.
 """
 
-from collections.abc import Callable
 from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from placements import tags
 from placements.callsite import caller
@@ -55,11 +53,8 @@ def _rank(place: int, mesh: Mesh, axes: tuple[str, ...], origin: str) -> int:
     return belonging(place, Facts(letters, origin))
 
 
-def watch_ranks(replace: Callable[[Any, str, Any], None]) -> None:
-    """Make the rank in a group a number of its axes, for as long as checking is on."""
-    if not dist.is_available():
-        return
-    get_rank, get_local_rank = dist.get_rank, DeviceMesh.get_local_rank
+def rank_in_group(get_rank: Any) -> Any:
+    """`dist.get_rank` whose result is a number of the axes along which it differs."""
 
     def rank_in_group(group: Any = None) -> int:
         place = get_rank(group)
@@ -69,30 +64,47 @@ def watch_ranks(replace: Callable[[Any, str, Any], None]) -> None:
         name = "dist.get_rank()" if group is None else "dist.get_rank(group)"
         return _rank(place, mesh, _axes_of(group, mesh), name)
 
+    return rank_in_group
+
+
+def local_rank(get_local_rank: Any) -> Any:
+    """`DeviceMesh.get_local_rank` whose result is a number of its axis."""
+
     def local_rank(self: Any, mesh_dim: Any = None) -> int:
-        place = get_local_rank(self, mesh_dim)
-        mesh = current_mesh()
-        if current.mode is None or mesh is None or mesh.device_mesh is None:
-            return place
-        axes = _axes_of(self.get_group(mesh_dim), mesh)
-        return _rank(place, mesh, axes, f"get_local_rank({mesh_dim or ''!r})")
+        return _place_on(self, mesh_dim, get_local_rank(self, mesh_dim))
+
+    return local_rank
+
+
+def coordinate(get_coordinate: Any) -> Any:
+    """`DeviceMesh.get_coordinate` whose results are numbers of their axes."""
 
     def coordinate(self: Any) -> Any:
         places = get_coordinate(self)
-        if places is None or current.mode is None or self.mesh_dim_names is None:
+        names = self.mesh_dim_names
+        if places is None or current.mode is None or names is None:
             return places
-        return [local_rank(self, axis) for axis in self.mesh_dim_names]
+        return [_place_on(self, *named) for named in zip(names, places, strict=True)]
+
+    return coordinate
+
+
+def part_of_mesh(get_part: Any) -> Any:
+    """`DeviceMesh.__getitem__`; the mesh's own tensors have no type."""
 
     def part_of_mesh(self: Any, names: Any) -> Any:
-        with unseen():  # the mesh's own tensors have no type
+        with unseen():
             return get_part(self, names)
 
-    get_part: Any = DeviceMesh.__getitem__
-    get_coordinate: Any = DeviceMesh.get_coordinate
-    replace(DeviceMesh, "get_coordinate", coordinate)
-    replace(DeviceMesh, "__getitem__", part_of_mesh)
-    replace(dist, "get_rank", rank_in_group)
-    replace(DeviceMesh, "get_local_rank", local_rank)
+    return part_of_mesh
+
+
+def _place_on(device_mesh: Any, mesh_dim: Any, place: int) -> int:
+    mesh = current_mesh()
+    if current.mode is None or mesh is None or mesh.device_mesh is None:
+        return place
+    axes = _axes_of(device_mesh.get_group(mesh_dim), mesh)
+    return _rank(place, mesh, axes, f"get_local_rank({mesh_dim or ''!r})")
 
 
 def _axes_of(group: Any, mesh: Mesh) -> tuple[str, ...]:

@@ -1,16 +1,18 @@
-"""Whether checking is on in this thread, and who does it: one small place to ask.
+"""Whether checking is on here, and who does it: one small place to ask.
 
 Code with checking off looks at `checkers.count` only, a plain number that is zero while no
-thread checks; then `current.mode` says whether this thread does.
+block is open anywhere; then `current.mode` says whether this code is inside one. The state
+is one context variable: a thread, and a task of asyncio, has its own.
 """
 
-import threading
-from collections.abc import Generator
-from contextlib import ContextDecorator, contextmanager
-from types import TracebackType
+from contextvars import ContextVar
+from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Optional, Protocol
 
 from torch import Tensor, nn
+
+from placements.blocks import Block, Steps, block, together
 
 if TYPE_CHECKING:
     from placements.propagate import Typecheck
@@ -29,20 +31,69 @@ class Observer(Protocol):
     def backward(self) -> None: ...
 
 
-class Current(threading.local):
-    """The checker of this thread, and the axes on which generators are shared."""
+class OpenBlock:
+    """A block that was entered, and the blocks around it.
 
-    mode: Optional["Typecheck"] = None
-    shared_axes: frozenset[str] = frozenset()
-    is_opaque: bool = False  # inside code whose ops are not checked one by one
-    in_backward: bool = False  # of a checked block: hooks are watched, ops are not
+    A block may be left in another order than it was entered (generators), and in another
+    thread or context (a generator that is finalised there). So everybody who still has it
+    in the state asks whether it `is_open`.
+    """
+
+    __slots__ = ("is_open", "mode", "outer", "thread")
+
+    def __init__(self, mode: "Typecheck", outer: Optional["OpenBlock"]) -> None:
+        self.mode = mode
+        self.outer = outer
+        self.thread = get_ident()
+        self.is_open = True
+
+
+def innermost(found: OpenBlock | None) -> OpenBlock | None:
+    """The first block that is open, of this thread: torch's modes are per thread."""
+    while found is not None and not (found.is_open and found.thread == get_ident()):
+        found = found.outer
+    return found
+
+
+# What holds for the code that runs in one context. Each is put back by one C call.
+block_here: ContextVar[OpenBlock | None] = ContextVar("placements_block", default=None)
+_shared_axes: ContextVar[frozenset[str]] = ContextVar(
+    "placements_shared_axes", default=frozenset()
+)
+_is_opaque: ContextVar[bool] = ContextVar("placements_opaque", default=False)
+_in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
+
+
+class Current:
+    """The state of this context, by name."""
+
+    @property
+    def mode(self) -> Optional["Typecheck"]:
+        """The checker of the block that this code is in."""
+        found = innermost(block_here.get())
+        return None if found is None else found.mode
+
+    @property
+    def shared_axes(self) -> frozenset[str]:
+        """The axes on which random generators are shared."""
+        return _shared_axes.get()
+
+    @property
+    def is_opaque(self) -> bool:
+        """Inside code whose ops are not checked one by one."""
+        return _is_opaque.get()
+
+    @property
+    def in_backward(self) -> bool:
+        """In backward of a checked block: hooks are watched, ops are not."""
+        return _in_backward.get()
 
 
 current = Current()
 
 
 class Checkers:
-    """How many `typecheck()` blocks are open, over all threads."""
+    """How many blocks are open, over all threads."""
 
     count = 0
 
@@ -51,32 +102,49 @@ checkers = Checkers()
 
 
 def observer() -> Observer | None:
-    """Who watches values in this thread, if anybody does."""
-    return None if current.mode is None else current.mode.observer
+    """Who watches values here, if anybody does."""
+    mode = current.mode
+    return None if mode is None else mode.observer
 
 
-@contextmanager
-def suspended(*, in_backward: bool = False) -> Generator[None]:
+@block
+def suspended(*, in_backward: bool = False) -> Steps[None]:
     """Checking is off inside: backward, hooks and recomputation are not checked."""
-    before = current.mode, current.in_backward
-    current.mode, current.in_backward = None, in_backward
+    outside, was_in_backward = block_here.get(), _in_backward.get()
+    put_back = together(
+        [partial(block_here.set, outside), partial(_in_backward.set, was_in_backward)]
+    )
     try:
+        block_here.set(None)
+        _in_backward.set(in_backward)
         yield
     finally:
-        current.mode, current.in_backward = before
+        put_back()
 
 
-@contextmanager
-def opaque() -> Generator[None]:
+@block
+def opaque() -> Steps[None]:
     """Inside, what is written to tensors is counted, not checked."""
-    before, current.is_opaque = current.is_opaque, True
+    before = _is_opaque.get()
     try:
+        _is_opaque.set(True)
         yield
     finally:
-        current.is_opaque = before
+        _is_opaque.set(before)
 
 
-class Context(ContextDecorator):
+@block
+def sharing(axes: frozenset[str]) -> Steps[None]:
+    """Inside, random generators are shared on these axes and no others."""
+    before = _shared_axes.get()
+    try:
+        _shared_axes.set(axes)
+        yield
+    finally:
+        _shared_axes.set(before)
+
+
+class Context(Block[None]):
     """A `with` block that must not get lost: `with a and b:` enters only b."""
 
     def __init__(self, *axes: str) -> None:
@@ -99,14 +167,6 @@ class shared_generator(Context):  # noqa: N801 - reads as the claim it is
     refused on values that differ there. `verify()` compares the generators' states.
     """
 
-    def __enter__(self) -> None:
-        self._before = current.shared_axes
-        current.shared_axes = self._before.union(self.axes)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        current.shared_axes = self._before
+    def steps(self) -> Steps[None]:
+        with sharing(current.shared_axes.union(self.axes)):
+            yield

@@ -1,26 +1,103 @@
-"""What is used of torch beyond its public API, in one place.
+"""All that is used of torch beyond its public API, in one place, each use with a probe.
 
-- `unseen()`: torch functions called inside are seen by no mode and no subclass.
-- `op_name`: the qualified name of an operator of `torch.ops`.
-- `version_of`: how often a tensor's memory was written in place.
-- `on_accumulation`, `on_gradient`: hooks, whose signatures torch leaves open.
-- `in_backward`: whether a backward pass is running in this thread.
-- `functional`: the collectives under torch's functional ones, which compile, the fake
-  backend and autograd all accept.
+A new torch may change any of it. `require` runs the probes of one part of the project when
+that part is first used, and names what is missing in one error; nothing else of torch's
+inside is touched anywhere (`tests/test_torch_private.py` looks).
+
+- "checking": `typecheck()`, `verify()` and the collectives.
+- "simulating": `run_ranks` on simulated ranks.
+- "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
+import importlib
+import sys
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from functools import partial
+from operator import call
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+import torch.utils._pytree as _pytree
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-unseen: Any = torch._C.DisableTorchFunction
+# The versions on which the whole suite has passed; `docs/versions.md` has the counts.
+TESTED = ("2.13.0", "2.14.1", "2.15.0")
 
-functional: Any = torch.ops._c10d_functional
+
+class UnsupportedTorchError(RuntimeError):
+    """The installed torch lacks something that this project stands on."""
+
+
+class Use(NamedTuple):
+    """One thing of torch's inside: its name, what it is for, and how to see it works."""
+
+    name: str
+    purpose: str
+    probe: Callable[[], object]  # raises, or returns False, where torch does not have it
+
+
+def _of(path: str) -> Any:
+    """The object of a dotted name that starts with a module."""
+    head, *rest = path.split(".")
+    found: Any = importlib.import_module(head)
+    for name in rest:
+        if not hasattr(found, name):
+            found = importlib.import_module(f"{found.__name__}.{name}")
+        else:
+            found = getattr(found, name)
+    return found
+
+
+def _is_there(path: str, purpose: str) -> Use:
+    return Use(path, purpose, partial(_of, path))
+
+
+_C: Any = torch._C
+
+# Torch functions called inside are seen by no mode and no subclass.
+unseen: Any = getattr(_C, "DisableTorchFunction", nullcontext)
+
+# The stack of torch-function modes of this thread. The methods of the mode itself are
+# Python; these are C, so that a signal cannot come between them and what goes with them.
+push_mode: Any = getattr(_C, "_push_on_torch_function_stack", None)
+pop_mode: Any = getattr(_C, "_pop_torch_function_stack", None)
+
+# Nested tuples, lists and dicts of tensors.
+pytree: Any = _pytree
+
+# The function by which every collective of Python objects makes tensors of them.
+OBJECT_TO_TENSOR = "_object_to_tensor"
+
+
+count_modes: Any = getattr(_C, "_len_torch_function_stack", None)
+
+
+mode_at: Any = getattr(_C, "_get_function_stack_at", None)
+
+
+def modes() -> list[Any]:
+    """The torch-function modes of this thread, outermost first."""
+    return [mode_at(k) for k in range(count_modes())]
+
+
+class _Functional:
+    """The collectives under torch's functional ones.
+
+    `torch.compile`, the fake backend and autograd all accept them.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        op = getattr(torch.ops._c10d_functional, name)
+        setattr(self, name, op)
+        return op
+
+
+functional: Any = _Functional()
 
 
 def op_name(func: object) -> str | None:
@@ -33,7 +110,18 @@ def op_name(func: object) -> str | None:
 
 
 def version_of(tensor: Tensor) -> int:
+    """How often a tensor's memory was written in place."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of."""
+    return tensor._base
+
+
+def storage_identity(storage: torch.UntypedStorage) -> int:
+    """A number that is the same for all names of one memory."""
+    return storage._cdata
 
 
 def on_accumulation(leaf: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -48,4 +136,197 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHand
 
 def in_backward() -> bool:
     """Whether autograd is at work, as it is when a checkpoint computes again."""
-    return torch._C._current_graph_task_id() != -1
+    return _C._current_graph_task_id() != -1
+
+
+# What torch.distributed keeps once per process; the simulator has it once per rank.
+_GLOBALS = ("_world", "_backend", "_default_pg_init_method")
+
+
+def distributed_globals() -> dict[str, Any]:
+    return {name: getattr(dist.distributed_c10d, name) for name in _GLOBALS}
+
+
+def set_distributed_globals(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(dist.distributed_c10d, name, value)
+
+
+def groups() -> list[Any]:
+    """All process groups of this process, or of this simulated rank."""
+    return list(distributed_globals()["_world"].pg_map)
+
+
+def groups_of(device_mesh: Any) -> list[Any]:
+    """The process groups that a DeviceMesh made for its axes."""
+    return list(device_mesh._pg_registry.values())
+
+
+def unregister_groups() -> None:
+    _C._distributed_c10d._unregister_all_process_groups()
+
+
+def isolate_threads(isolated: bool) -> None:
+    """Whether each thread finds the process groups that it registered itself."""
+    _C._distributed_c10d._set_thread_isolation_mode(isolated)
+
+
+def set_global_rank(rank: int) -> None:
+    _C._distributed_c10d._set_global_rank(rank)
+
+
+def forget_meshes_in_dtensor() -> None:
+    """DTensor remembers results together with the mesh, hence with its dead groups."""
+    if "torch.distributed.tensor" in sys.modules:
+        _of("torch.distributed.tensor.debug._clear_sharding_prop_cache")()
+
+
+def has_backend(name: str) -> bool:
+    plugins: Any = dist.Backend._plugins
+    return name.upper() in plugins
+
+
+def without_dispatch_modes() -> Any:
+    """A block in which no dispatch mode sees what is called."""
+    if _C._len_torch_dispatch_stack() == 0:
+        return nullcontext()
+    return _of("torch.utils._python_dispatch._disable_current_modes")()
+
+
+def _can_forget_meshes() -> bool:
+    name = "torch.distributed.tensor"
+    return name not in sys.modules or hasattr(
+        importlib.import_module(f"{name}.debug"), "_clear_sharding_prop_cache"
+    )
+
+
+def _a_mode_can_be_pushed() -> bool:
+    if not all(map(callable, (push_mode, pop_mode, count_modes, mode_at))):
+        return False
+    mode, at = torch.overrides.BaseTorchFunctionMode(), count_modes()
+    calls = [partial(push_mode, mode), partial(mode_at, at), pop_mode]
+    _, found, popped = map(call, calls)  # together: a signal must not leave it there
+    return found is popped is mode
+
+
+def _has_functional_collectives() -> None:
+    if dist.is_available():
+        for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+            getattr(functional, name)
+        for name in ("all_to_all_single", "wait_tensor"):
+            getattr(functional, name)
+
+
+def _can_bind_apply() -> bool:
+    apply = vars(torch.autograd.Function)["apply"]
+    return callable(apply.__get__(None, torch.autograd.Function))
+
+
+def _has_group_methods() -> bool:
+    wanted = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "send")
+    return not dist.is_available() or all(n in vars(dist.ProcessGroup) for n in wanted)
+
+
+def _makes_tensors_of_objects() -> bool:
+    return not dist.is_available() or callable(
+        vars(dist.distributed_c10d)[OBJECT_TO_TENSOR]
+    )
+
+
+def _counts_writes() -> bool:
+    x = torch.zeros(2)
+    before = version_of(x)
+    x.add_(1)
+    return version_of(x) == before + 1 and base_of(x[:1]) is x
+
+
+CHECKING: tuple[Use, ...] = (
+    _is_there("torch._C.DisableTorchFunction", "call torch without being checked"),
+    Use("torch._C._push_on_torch_function_stack", "begin checking", _a_mode_can_be_pushed),
+    Use("torch.autograd.Function.apply", "find undeclared Functions", _can_bind_apply),
+    Use("dist.ProcessGroup.allreduce, ...", "find raw collectives", _has_group_methods),
+    Use(f"dist.distributed_c10d.{OBJECT_TO_TENSOR}", "find collectives of objects",
+        _makes_tensors_of_objects),
+    Use("nn.Module.register_buffer", "find state that is replaced",
+        lambda: "register_buffer" in vars(nn.Module) and "__setattr__" in vars(nn.Module)),
+    Use("torch._ops.OpOverload", "name an operator",
+        lambda: op_name(torch.ops.aten.mm.default) == "aten::mm"),
+    Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),
+    Use("torch._C._current_graph_task_id", "tell backward from forward",
+        lambda: not in_backward()),
+    Use("torch.ops._c10d_functional", "communicate", _has_functional_collectives),
+)  # fmt: skip
+
+_C10D = "torch.distributed.distributed_c10d"
+
+SIMULATING: tuple[Use, ...] = (
+    *CHECKING,
+    _is_there(f"{_C10D}._world", "give each simulated rank groups of its own"),
+    _is_there(f"{_C10D}._backend", "give each simulated rank groups of its own"),
+    _is_there(f"{_C10D}._default_pg_init_method", "give each rank groups of its own"),
+    *(
+        _is_there(f"torch._C._distributed_c10d.{name}", "set up and drop groups")
+        for name in (
+            "_unregister_all_process_groups", "_set_thread_isolation_mode",
+            "_set_global_rank",
+        )
+    ),
+    _is_there("torch.distributed.device_mesh.get_backend", "tell meshes of ranks apart"),
+    _is_there("torch.distributed.Backend._plugins", "register the backend"),
+    Use("torch.distributed.tensor.debug._clear_sharding_prop_cache",
+        "forget meshes of groups that are gone", _can_forget_meshes),
+    _is_there("torch._C._len_torch_dispatch_stack", "hide a backend from modes"),
+    _is_there("torch.utils._python_dispatch._disable_current_modes", "hide a backend"),
+    _is_there("torch.utils._pytree.tree_flatten", "find tensors in results"),
+)  # fmt: skip
+
+PEERS: tuple[Use, ...] = (
+    _is_there("torch.testing._internal.distributed.fake_pg.FakeStore", "a fake group"),
+    _is_there("torch.distributed.tensor._utils.ExplicitRedistributionContext",
+              "let DTensor refuse what it would redistribute"),
+    _is_there("torch.distributed._functional_collectives.all_to_all_single_autograd",
+              "programs in the words of torch"),
+)  # fmt: skip
+
+PARTS = {"checking": CHECKING, "simulating": SIMULATING, "peers": PEERS}
+_works: set[str] = set()
+
+
+def require(part: str) -> None:
+    """Raise UnsupportedTorchError if this torch lacks what a part needs; looked at once."""
+    if part in _works:
+        return
+    probed = map(_probed, PARTS[part])
+    missing = [f"{use.name} (to {use.purpose}){why}" for use, why in probed if why]
+    if missing:
+        raise UnsupportedTorchError(
+            f"torch {torch.__version__} is not supported: it lacks "
+            + "; ".join(missing)
+            + f". The tested versions are {', '.join(TESTED)}: install one of them, "
+            f"for example `pip install torch=={TESTED[-1]}`"
+        )
+    _works.add(part)
+
+
+def _probed(use: Use) -> tuple[Use, str]:
+    try:
+        works = use.probe() is not False
+    except Exception as error:
+        return use, f": {type(error).__name__}: {error}"
+    return use, "" if works else ": it works in another way"
+
+
+def explicit_redistribution(**options: Any) -> Any:
+    """A block in which DTensor raises where it would communicate by itself."""
+    return _of("torch.distributed.tensor._utils.ExplicitRedistributionContext")(**options)
+
+
+def fake_store() -> Any:
+    """The store of a process group that sends nothing."""
+    return _of("torch.testing._internal.distributed.fake_pg.FakeStore")()
+
+
+def all_to_all_single_autograd(*args: Any) -> Any:
+    """torch's functional all-to-all with a backward."""
+    path = "torch.distributed._functional_collectives.all_to_all_single_autograd"
+    return _of(path)(*args)

@@ -6,10 +6,10 @@ what crosses a declared boundary, and the logs are exchanged and compared once, 
 end of the block or at `check()`. It finds a wrong claim, not only an inconsistent one.
 """
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextvars import Token
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from placements import tags
+from placements.blocks import Steps
 from placements.callsite import caller, name_of
 from placements.crosscheck import first_lie
 from placements.errors import PlacementError
@@ -24,7 +25,7 @@ from placements.exchange import from_all_ranks
 from placements.expected_gradients import ExpectedGradients
 from placements.fingerprints import Fingerprint, project
 from placements.generators import Drawing
-from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
+from placements.ledger import Entry, Ledger, activated, active_ledger
 from placements.logs import (
     COLLECTIVE,
     GRADIENT,
@@ -39,6 +40,7 @@ from placements.logs import (
 from placements.mesh import Mesh, current_mesh
 from placements.op_lookup import KNOWN, Call, resolve
 from placements.propagate import Typecheck
+from placements.state import current
 from placements.tensor_type import TensorType
 from placements.torch_private import on_gradient, unseen, version_of
 
@@ -80,7 +82,6 @@ class Verify(Typecheck):
         self._rtol = rtol
         self._module = module
         self._mesh_at_start: Mesh | None = None
-        self._token: Token[Ledger | None] | None = None
         self._expected = ExpectedGradients()
         self._keys: dict[Mesh, MeshKey] = {}
         self._start_step()
@@ -95,28 +96,24 @@ class Verify(Typecheck):
         self._hooks: list[RemovableHandle] = []
         self._expected.start_step()
 
-    def __enter__(self) -> "Verify":
-        super().__enter__()
+    def steps(self) -> "Steps[Verify]":
+        handled = sys.exception()
         self._mesh_at_start = current_mesh()
-        self._token = activate(_Record(self, active_ledger()))
-        self._expect_gradients()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        assert self._token is not None
-        deactivate(self._token)
-        super().__exit__(*exception)
-        error = exception[1]
-        if error is None:
+        try:
             try:
-                self.check()
-            finally:
-                self._remove_hooks()
-            return
-        self._remove_hooks()
-        if not isinstance(error, PlacementError):
-            # The other ranks may be waiting in a collective: nothing can be exchanged.
-            error.add_note(f"verify: {self._log.last()}")
+                with activated(_Record(self, active_ledger())):
+                    self._expect_gradients()
+                    yield from cast("Steps[Verify]", super().steps())
+            except GeneratorExit as leaving:
+                # It is raised while the error of the block, if there is one, is handled.
+                error = leaving.__context__
+                if error is None or error is handled:
+                    self.check()
+                elif not isinstance(error, PlacementError):
+                    # Other ranks may wait in a collective: nothing can be exchanged.
+                    error.add_note(f"verify: {self._log.last()}")
+        finally:
+            self._remove_hooks()
 
     def check(self) -> None:
         """Exchange and compare what all ranks logged since the last check.
@@ -172,7 +169,8 @@ class Verify(Typecheck):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         known = KNOWN.get(func) or resolve(func)
-        if known.__class__ is not Call or not known.takes_shared:
+        draws = known.__class__ is Call and known.takes_shared
+        if not draws or current.mode is not self:
             return super().__torch_function__(func, types, args, kwargs)
         drawing = Drawing.of(args, kwargs or {})
         result = super().__torch_function__(func, types, args, kwargs)

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import torch.distributed.tensor as peer
 from torch import Tensor
-from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
 from placements.mesh import Mesh, MeshLike, as_mesh
 from placements.tensor_type import TensorType, make
+from placements.torch_private import explicit_redistribution
 from placements.types import AxisType, I, P, R, Shard, TypesLike, V, as_axis_type
 
 _WHY_NOT = {
@@ -140,7 +140,7 @@ class DTensorEngine(Engine):
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(quiet())
-        stack.enter_context(ExplicitRedistributionContext(strict=True))
+        stack.enter_context(explicit_redistribution(strict=True))
         return stack
 
     def declare(self, local: Tensor, t: TensorType) -> Any:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from placements import torch_private
 from placements.mesh import Mesh
 
 WORLD_SIZE = 4
@@ -28,11 +29,11 @@ _given = _Given()
 @contextmanager
 def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
     """torch.distributed with the fake backend and so many ranks, until the block ends."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+    torch_private.require("peers")
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    store = torch_private.fake_store()
+    dist.init_process_group("fake", store=store, rank=0, world_size=size)
     # Shapes that do not fit are a verdict here; torch logs them as errors first.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

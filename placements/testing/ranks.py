@@ -28,6 +28,7 @@ import torch.distributed.device_mesh as mesh_module
 import torch.distributed.nn.functional as _import_outside_ranks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from placements import torch_private
 from placements.testing.failures import RankFailure
 from placements.testing.lockstep import Lockstep
 from placements.testing.process_pool import run_on_processes
@@ -36,9 +37,6 @@ from placements.testing.sim_calls import Simulation
 from placements.testing.sim_store import SimStore
 from placements.torch_private import unseen
 
-# Private parts of torch that the simulator stands on, all in one place.
-_c10d = cast(Any, dist.distributed_c10d)
-_c10d_cpp = cast(Any, torch)._C._distributed_c10d
 _mesh_module = cast(Any, mesh_module)
 
 T = TypeVar("T")
@@ -161,7 +159,7 @@ def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
             size = dist.get_world_size()
             raise ValueError(f"axes {wanted} do not make up {size} ranks")
         # All ranks or none: a mesh that only some ranks have would spoil later calls.
-        _c10d.barrier()
+        cast(Any, dist).barrier()
         with unseen():  # inside typecheck() the mesh's own tensors have no type
             _here.meshes[key] = init_device_mesh(
                 "cpu", tuple(wanted.values()), mesh_dim_names=tuple(wanted)
@@ -192,21 +190,13 @@ def _call(
 
 def _drop_groups(meshes: Any) -> None:
     """Destroy the groups that `fn` made, apart from those of kept meshes."""
-    kept = [group for mesh in meshes for group in mesh._pg_registry.values()]
+    kept = [group for mesh in meshes for group in torch_private.groups_of(mesh)]
     kept.append(dist.group.WORLD)
-    dropped = [group for group in list(_c10d._world.pg_map) if group not in kept]
+    dropped = [group for group in torch_private.groups() if group not in kept]
     for group in dropped:
         dist.destroy_process_group(group)
     if dropped:
-        _forget_meshes_in_dtensor()
-
-
-def _forget_meshes_in_dtensor() -> None:
-    # DTensor remembers results together with the mesh, hence with its dead groups.
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
-
-        cast(Any, debug)._clear_sharding_prop_cache()
+        torch_private.forget_meshes_in_dtensor()
 
 
 class _SimulatedWorld:
@@ -224,6 +214,7 @@ class _SimulatedWorld:
         args: tuple[object, ...],
         timeout: float,
     ) -> list[T]:
+        torch_private.require("simulating")
         copies = [_copied(args) for _ in range(self.lockstep.size)]
         with _state_per_thread():
             if not self.ready:
@@ -247,8 +238,8 @@ class _SimulatedWorld:
         return results
 
     def _set_up(self, rank: int) -> _World:
-        _c10d_cpp._unregister_all_process_groups()
-        _forget_meshes_in_dtensor()
+        torch_private.unregister_groups()
+        torch_private.forget_meshes_in_dtensor()
         _here.world, _here.meshes, _here.simulation = _World(), {}, self.simulation
         size = self.lockstep.size
         _here.store = SimStore(self.simulation, rank)
@@ -289,8 +280,7 @@ class _WorldOfThread:
 @contextmanager
 def _state_per_thread() -> Generator[None]:
     """Give each simulated rank a torch.distributed of its own, for a while."""
-    outside = _c10d._world
-    saved = _c10d._backend, _c10d._default_pg_init_method, sys.excepthook
+    outside, excepthook = torch_private.distributed_globals(), sys.excepthook
     get_backend = _mesh_module.get_backend
     public = cast(Any, dist)
     monitored_barrier = public.monitored_barrier
@@ -308,21 +298,21 @@ def _state_per_thread() -> Generator[None]:
         else:
             public.barrier(group)
 
-    _c10d._world = _WorldOfThread(outside)
+    torch_private.set_distributed_globals({"_world": _WorldOfThread(outside["_world"])})
     _mesh_module.get_backend = named_threaded
     public.monitored_barrier = barrier_of_ranks
-    _c10d_cpp._set_thread_isolation_mode(True)
+    torch_private.isolate_threads(True)
     try:
         # Ranks that enter and leave catch_warnings in turn would restore it wrongly.
         with warnings.catch_warnings():
             yield
     finally:
-        _c10d_cpp._set_thread_isolation_mode(False)
+        torch_private.isolate_threads(False)
         _mesh_module.get_backend = get_backend
         public.monitored_barrier = monitored_barrier
-        _c10d._world = outside
-        _c10d._backend, _c10d._default_pg_init_method, sys.excepthook = saved
-        _c10d_cpp._set_global_rank(dist.get_rank() if dist.is_initialized() else -1)
+        torch_private.set_distributed_globals(outside)
+        sys.excepthook = excepthook
+        torch_private.set_global_rank(dist.get_rank() if dist.is_initialized() else -1)
 
 
 # One pool per number of ranks; the lock is there because the state that
@@ -347,7 +337,7 @@ def _close_pools() -> None:
     _pools.clear()
 
 
-if "SIM" not in cast(Any, dist.Backend)._plugins:
+if not torch_private.has_backend("sim"):
     cast(Any, dist.Backend).register_backend(
         "sim", _make_group, extended_api=True, devices=["cpu"]
     )

@@ -14,13 +14,11 @@ method without trampoline gets an error from torch ("no backend"), never a hang.
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils import _python_dispatch
 
 from placements.testing.failures import user_line
 from placements.testing.sim_calls import (
@@ -42,6 +40,7 @@ from placements.testing.sim_calls import (
     unequal,
     write,
 )
+from placements.torch_private import unseen, without_dispatch_modes
 
 
 def _collective(build: Callable[..., Call]) -> Any:
@@ -50,9 +49,7 @@ def _collective(build: Callable[..., Call]) -> Any:
     @functools.wraps(build)
     def post(group: "SimGroup", *args: Any, **kwargs: Any) -> SimWork:
         # The caller's modes (types, counters) must not see the inside of a backend.
-        modes = _torch_c._len_torch_dispatch_stack() > 0
-        hidden = _modes._disable_current_modes() if modes else nullcontext()
-        with _torch_c.DisableTorchFunction(), torch.no_grad(), hidden:
+        with unseen(), torch.no_grad(), without_dispatch_modes():
             return group.post(build(group, *args, **kwargs))
 
     return post
@@ -70,8 +67,6 @@ def _of_one(method: Any) -> Any:
 
 # Torch's own annotations of these do not fit its own callers.
 _ProcessGroup: Any = dist.ProcessGroup
-_torch_c: Any = cast(Any, torch)._C
-_modes: Any = _python_dispatch
 
 
 class SimGroup(_ProcessGroup):

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from placements.declarations import assert_type, type_of
@@ -27,6 +26,7 @@ from placements.testing.draws import numbers, seeded
 from placements.testing.failures import RankFailure
 from placements.testing.placed import join_ranks, part_of
 from placements.testing.ranks import device_mesh, run_ranks
+from placements.torch_private import pytree, unseen
 from placements.types import AxisType, Partial, Shard, TypesLike
 
 Placed = tuple[Tensor, TypesLike]
@@ -242,7 +242,7 @@ def _one_rank(
 
 def _declared(name: str, one: _Input, seed: int) -> Tensor:
     mesh = as_mesh(device_mesh())
-    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+    with unseen():
         t = declared(mesh, one.types, one.shapes[dist.get_rank()])
         local = part_of(one.value, t, seeded(seed, "part", name))
         local = local.detach().requires_grad_(one.wants_gradient)

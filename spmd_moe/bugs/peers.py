@@ -21,7 +21,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import ExplicitRedistributionContext
 
 from placements import set_current_mesh, split, typecheck
 from placements.interop.engines import Engine, Ours, first_line
@@ -30,6 +29,7 @@ from placements.mesh import Mesh
 from placements.tensor_type import declared
 from placements.testing.failures import RankFailure
 from placements.testing.ranks import device_mesh, run_ranks
+from placements.torch_private import explicit_redistribution
 from placements.types import BY_LETTER, AxisType, Shard
 from spmd_moe.bugs.peer_programs import unwritten, written_for
 from spmd_moe.bugs.peer_programs.words import loaded
@@ -215,7 +215,7 @@ def _backward_unasked(engine: Engine) -> Generator[None]:
     plain = tensor.backward
 
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        with ExplicitRedistributionContext(enable=False):
+        with explicit_redistribution(enable=False):
             plain(self, *args, **kwargs)
 
     tensor.backward = backward

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from placements import tags
+from placements.blocks import Block
 from placements.describe import dtype_name
-from placements.ledger import Entry, Ledger, activate, active_ledger, deactivate
+from placements.ledger import Entry, Ledger, activated, active_ledger
 from placements.propagate import Typecheck
 from placements.tensor_type import TensorType
 from placements.torch_private import on_gradient
@@ -142,14 +143,9 @@ class _Record(Ledger):
         self._recorder.sent(entry)
 
 
-@contextmanager
-def ledger_of(recorder: Recorder) -> Generator[None]:
+def ledger_of(recorder: Recorder) -> Block[Ledger]:
     """Collectives inside are recorded, and those of a backward that starts here."""
-    token = activate(_Record(recorder))
-    try:
-        yield
-    finally:
-        deactivate(token)
+    return activated(_Record(recorder))
 
 
 @contextmanager

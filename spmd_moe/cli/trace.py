@@ -20,7 +20,7 @@ from placements import (
     set_current_mesh,
 )
 from placements.ledger import Entry
-from placements.torch_private import unseen
+from placements.torch_private import storage_identity, unseen
 from spmd_moe.cli.crossings import Crossing, Recorder, checked, ledger_of
 from spmd_moe.config import MoEConfig, Parallel
 from spmd_moe.layer import MoE
@@ -121,17 +121,13 @@ class _Saved:
     def _pack(self, x: Tensor) -> Tensor:
         with unseen():
             storage = x.untyped_storage()
-        self.storages[_identity(storage)] = storage
+        self.storages[storage_identity(storage)] = storage
         return x
-
-
-def _identity(storage: torch.UntypedStorage) -> int:
-    return storage._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _memory(moe: MoE, saved: _Saved) -> Memory:
     parameters = list(moe.parameters())
-    own = {_identity(p.untyped_storage()) for p in parameters}
+    own = {storage_identity(p.untyped_storage()) for p in parameters}
     size = sum(p.numel() * p.element_size() for p in parameters)
     kept = sum(s.nbytes() for key, s in saved.storages.items() if key not in own)
     return Memory(size, size, 2 * size, kept)

@@ -1,0 +1,101 @@
+"""Begin and end checking: the state, the mode on torch's stack, and the patches, together.
+
+Whatever raises on the way in or out (a torch that lacks something, Ctrl-C, a test's alarm),
+torch is as it was before, and the next block works. Blocks may nest, run in many threads
+and tasks, and be left in another order than they were entered.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from placements import patches, torch_private
+from placements.blocks import Block, Steps, together
+from placements.patches import Plan
+from placements.state import OpenBlock, block_here, checkers, innermost
+
+if TYPE_CHECKING:
+    from placements.propagate import Typecheck
+
+_open: set[OpenBlock] = set()
+_in_place: list[Plan] = []
+_version = [0]  # of what stands above; every change replaces it
+
+Calls = list[Callable[[], Any]]
+
+
+def _change(planned: Callable[[], Calls]) -> None:
+    """Make the calls that `planned` returns, together, if nothing changed meanwhile.
+
+    There is no lock. A signal may come at any time, also before a lock is released, and its
+    handler may open a block of its own.
+    """
+    begun: list[bool] = []
+    while not begun:
+        version = _version[0]
+        calls = planned()
+        try:
+            together([
+                partial(_version.remove, version), partial(_version.append, version + 1),
+                partial(begun.append, True), *calls,
+            ])()  # fmt: skip
+        except ValueError:
+            if begun:
+                raise  # by one of the calls; else by `remove`: another thread was faster
+
+
+def opened(mode: "Typecheck") -> "Steps[Typecheck]":
+    """The steps of a block that checks with `mode`."""
+    torch_private.require("checking")
+    block = OpenBlock(mode, block_here.get())
+    try:
+        _change(partial(_entering, block))
+        yield mode
+    finally:
+        try:
+            _change(partial(_leaving, block))
+        finally:
+            # A signal may have stopped the first; twice does no harm.
+            _change(partial(_leaving, block))
+
+
+def _entering(block: OpenBlock) -> Calls:
+    calls: Calls = [partial(_open.add, block)]
+    calls.append(partial(setattr, checkers, "count", len(_open) + 1))
+    if not _in_place:
+        plan = patches.plan()
+        calls.append(partial(_in_place.append, plan))
+        calls.extend(plan.install)
+    if not any(other.mode is block.mode for other in _open):
+        calls.append(partial(torch_private.push_mode, block.mode))
+    calls.append(partial(block_here.set, block))
+    return calls
+
+
+def _leaving(block: OpenBlock) -> Calls:
+    block.is_open = False
+    others = _open - {block}
+    calls: Calls = [partial(_open.discard, block)]
+    calls.append(partial(setattr, checkers, "count", len(others)))
+    calls.append(partial(block_here.set, innermost(block_here.get())))
+    calls.extend(_taken_off_the_stack(others))
+    if not others and _in_place:
+        calls.extend(_in_place[0].undo())
+        calls.append(_in_place.clear)
+    return calls
+
+
+def _taken_off_the_stack(others: set[OpenBlock]) -> Calls:
+    """Pop the modes of this thread that no open block uses; other modes stay in order.
+
+    A block that was left in another thread has left its mode here. It does nothing, and
+    goes when the next block begins or ends.
+    """
+    used = {block.mode for block in others}
+    stack = torch_private.modes()
+    kept: list[Any] = [m for m in stack if not isinstance(m, Block) or m in used]
+    same = 0
+    while same < len(kept) and kept[same] is stack[same]:
+        same += 1
+    pops: Calls = [torch_private.pop_mode] * (len(stack) - same)
+    return [*pops, *(partial(torch_private.push_mode, mode) for mode in kept[same:])]
