@@ -205,7 +205,7 @@ def _move(
         request.new_dim,
         *splits,
         dtypes=request.dtypes,
-        gradient_dtype=gradient_dtype(line.axis),
+        gradient_dtype=gradient_dtype(line.axis) if line.size > 1 else None,
         record=active_ledger() if line.size > 1 else None,
     )
 

@@ -305,7 +305,7 @@ def test_on_one_rank_what_cannot_be_is_said() -> None:
     x = torch.ones(3, 2)
     with pytest.raises(ValueError, match="must have 1 rows, got 3"):
         convert(x, "tp", src=R, dst=V)
-    with pytest.raises(ValueError, match="sends itself 3 rows, .* 2 come"):
+    with pytest.raises(ValueError, match=r"sends itself 3 rows, .* 2 come"):
         all_to_all(x, "tp", input_split_sizes=[3], output_split_sizes=[2])
     with pytest.raises(ValueError, match="exchanges the rows of dim 0"):
         all_to_all(torch.tensor(1.0), "tp")
