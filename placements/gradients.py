@@ -25,7 +25,7 @@ from placements.parameters import (
     meshes_or_current,
     trained_parameters,
 )
-from placements.precision import Dtypes, gradient_dtype
+from placements.precision import gradient_dtype, said_dtypes
 from placements.state import observer, suspended
 from placements.tensor_type import TensorType
 from placements.torch_private import on_accumulation, unseen
@@ -201,7 +201,8 @@ def _reduce(bucket: list[Due], op_dtype: torch.dtype | None) -> None:
     assert _SUM is not None
     for axis in axes:
         line = line_of(held.type.mesh, axis)
-        said = Dtypes(op_dtype or gradient_dtype(axis))
+        by_policy = gradient_dtype(axis) if total.is_floating_point() else None
+        said = said_dtypes("reduce_gradients", dtype, op_dtype or by_policy)
         total = Move(_SUM, line, dtypes=said, record=active_ledger(), site=site).run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
     # Meta tensors have no values: there this rank answers for all.

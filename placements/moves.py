@@ -42,11 +42,11 @@ class Move:
     def dual(self, dtype: torch.dtype) -> "Move":
         """The move of the gradient, to `dtype`: src and dst change places."""
         row, said = dual_transition(self.row), self.dtypes.backward or NOTHING_SAID
-        op_dtype = said.op or (self.gradient_dtype if row.sums else None)
+        by_policy = self.gradient_dtype if row.sums and dtype.is_floating_point else None
         return replace(
             self,
             row=row,
-            dtypes=Dtypes(op_dtype, said.out or dtype, said.backward),
+            dtypes=Dtypes(said.op or by_policy, said.out or dtype, said.backward),
             src_cut=self.dst_cut,
             dst_cut=self.src_cut,
             sends=self.receives,

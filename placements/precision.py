@@ -48,8 +48,8 @@ def said_dtypes(
     call: str,
     given: torch.dtype,
     op_dtype: torch.dtype | None,
-    out_dtype: torch.dtype | None,
-    backward_options: BackwardOptions | None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Dtypes:
     """The options of a call on a tensor of dtype `given`, checked."""
     out = _castable(call, "op_dtype", given, op_dtype)
@@ -63,9 +63,8 @@ def said_dtypes(
         raise ValueError(
             f"{call}: backward_options has no {unknown[0]!r}; it takes {known}"
         )
-    nested = {"backward_options": None, "op_dtype": None, "out_dtype": None, **options}
     # The gradient that comes in has the dtype of the output.
-    backward = said_dtypes(f"backward of {call}", out, **nested)
+    backward = said_dtypes(f"backward of {call}", out, **{"op_dtype": None, **options})
     return Dtypes(op_dtype, out_dtype, backward)
 
 
