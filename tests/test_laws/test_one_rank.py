@@ -141,6 +141,15 @@ def test_one_rank_is_one_device(row: Transition, place: str) -> None:
 
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=name_of)
+def test_on_one_rank_functional_transforms_work(row: Transition) -> None:
+    x = whole(row)
+    first = torch.func.grad(lambda x: (called(row, x, "tp") ** 3).sum())(x)
+    assert torch.equal(first, 3 * x**2)
+    both = torch.vmap(lambda x: called(row, x, "tp"))(torch.stack([x, x + 1]))
+    assert torch.equal(both[1], expected(row, x + 1))
+
+
+@pytest.mark.parametrize("row", TRANSITIONS, ids=name_of)
 def test_extents_of_several_ranks_do_not_matter_on_one(row: Transition) -> None:
     """All types coincide there, so a program may name the cut that it has elsewhere."""
     src, dst = (

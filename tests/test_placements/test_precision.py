@@ -52,24 +52,31 @@ def name_of(row: Transition) -> str:
     return f"{row.call}-{row.src}-{row.dst}"
 
 
-def called(row: Transition, x: Tensor, **options: Any) -> Tensor:
+def types_of(row: Transition) -> dict[str, AxisType]:
     dims = {"src": 0, "dst": int(row.src == "S")}
-    types: dict[str, AxisType] = {
+    return {
         end: Shard(dims[end]) if letter == "S" else BY_LETTER[letter]
         for end, letter in (("src", row.src), ("dst", row.dst))
     }
-    return getattr(placements, row.call)(x, "tp", **types, **options)
 
 
 def gradient(
-    row: Transition, dtype: torch.dtype, seed: float, ranks: int, options: dict[str, Any]
+    row: Transition,
+    dtype: torch.dtype,
+    seed: float,
+    ranks: int,
+    options: dict[str, Any],
+    checked: bool = False,
 ) -> list[tuple[Tensor, Tensor, list[tuple[bool, str]]]]:
     """Result, gradient and (backward, dtype) of the ledger, of each rank."""
+    types, call = types_of(row), getattr(placements, row.call)
 
     def program() -> Any:
         with set_current_mesh(device_mesh()), ledger() as record:
             x = torch.full((ranks, 2), FINE, dtype=dtype, requires_grad=True)
-            y = called(row, x, **options)
+            with typecheck() if checked else nullcontext():
+                assert_type(x, {"tp": types["src"]})
+                y = call(x, "tp", **types, **options)
             (found,) = torch.autograd.grad(y, x, torch.full_like(y, seed))
         sent = [(entry.backward, entry.dtype) for entry in record.entries]
         return y.detach(), found, sent
@@ -79,11 +86,13 @@ def gradient(
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=name_of)
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("checked", [False, True])
 def test_what_the_forward_says_does_not_touch_the_gradient(
-    row: Transition, ranks: int
+    row: Transition, ranks: int, checked: bool
 ) -> None:
     plain = gradient(row, F32, FINE, ranks, {})
-    rounded = gradient(row, F32, FINE, ranks, {"op_dtype": BF16, "out_dtype": F32})
+    options = {"op_dtype": BF16, "out_dtype": F32}
+    rounded = gradient(row, F32, FINE, ranks, options, checked)
     narrow = gradient(row, BF16, FINE, ranks, {})
     for (_, g, sent), (y16, g16, sent16), (y, *_) in zip(
         plain, rounded, narrow, strict=True
@@ -108,15 +117,12 @@ def test_backward_options_act_on_the_gradient_alone(row: Transition) -> None:
         assert torch.equal(g_said, g16.to(F32))
         assert torch.equal(g_out, g.to(BF16).to(F32))
         assert all(dtype == ("bfloat16" if b else "float32") for b, dtype in sent)
-        sums = called_sums(row)
+        # A sum is done wide; what only moves may be rounded before it does.
+        summed = row.dst == "R" and row.src != "R"
         assert all(
-            dtype == ("bfloat16" if b and not sums else "float32") for b, dtype in sent_out
+            dtype == ("bfloat16" if b and not summed else "float32")
+            for b, dtype in sent_out
         )
-
-
-def called_sums(row: Transition) -> bool:
-    """Whether the gradient is summed: its input is Replicate and becomes something else."""
-    return row.dst == "R" and row.src != "R"
 
 
 def test_a_wider_output_is_summed_wide_and_a_narrower_one_travels_narrow() -> None:
