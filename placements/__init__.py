@@ -8,6 +8,7 @@ flows/                  where the dims of an op's operands go
 infer, retype           pure inference, for ops and for transitions
 transitions, moves      table of collectives and casts; running them, with their backward
 collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
+precision               in which dtype they work, forward and backward apart
 propagate, op_lookup    the mode that checks every op; call_inference: one call of it
 guards, effects         doors that the mode does not see; opaque code that writes; buffers
 numbers                 Python numbers that belong to an axis: ranks_and_sizes
@@ -57,6 +58,8 @@ from placements.mesh import current_mesh as current_mesh
 from placements.mesh import set_current_mesh as set_current_mesh
 from placements.op_lookup import register_op as register_op
 from placements.padding import pad_rows as pad_rows
+from placements.precision import BackwardOptions as BackwardOptions
+from placements.precision import set_gradient_dtype as set_gradient_dtype
 from placements.presentations import reinterpret_mesh as reinterpret_mesh
 from placements.propagate import typecheck as typecheck
 from placements.ranks_and_sizes import axis_rank as axis_rank

@@ -1,7 +1,14 @@
 """Collectives and casts: `f(x, axis, src=..., dst=...)`, typed on one mesh axis.
 
 Names and arguments are those of `spmd_types`. What each does, forward and backward, is
-the table in `transitions.py`. A call over an axis of size 1 sends nothing.
+the table in `transitions.py`. Over an axis of one rank nothing is sent, and the result is
+that of one device: memory of its own, or of a cast another name.
+
+All take dtypes (`precision.py`). `op_dtype` is what the call works in and sends, and
+`out_dtype` what it gives (`op_dtype`, if that alone is said). They are of the forward:
+the gradient is neither summed nor rounded in a narrower dtype than it has or its input
+has, unless `backward_options={"op_dtype": ..., "out_dtype": ...}` or `set_gradient_dtype`
+says so.
 """
 
 from collections.abc import Sequence
@@ -9,8 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from placements.precision import BackwardOptions, said_dtypes
 from placements.transition_calls import Axis, run
-from placements.types import AxisType, AxisTypeLike, P, Shard, V, as_axis_type
+from placements.types import AxisTypeLike, P, Shard, V, as_axis_type
 
 
 def all_reduce(
@@ -21,13 +29,15 @@ def all_reduce(
     *,
     op_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """Partial -> Replicate | Invariant. The sum over the ranks of `axis`.
 
     Backward: all-reduce for Replicate, nothing for Invariant.
     Communicates: all-reduce over `axis`.
     """
-    return _cast_around("all_reduce", x, axis, src, dst, op_dtype, out_dtype)
+    dtypes = said_dtypes("all_reduce", x.dtype, op_dtype, out_dtype, backward_options)
+    return run("all_reduce", x, axis, src, dst, dtypes=dtypes)
 
 
 def all_gather(
@@ -39,6 +49,7 @@ def all_gather(
     gather_dim: int | None = None,
     op_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """Shard | Varying -> Replicate | Invariant. All pieces joined, or values stacked.
 
@@ -47,17 +58,9 @@ def all_gather(
     Backward: reduce-scatter for Replicate, this rank's piece for Invariant.
     Communicates: all-gather over `axis`.
     """
-    new_dim = _one_dim("gather_dim", gather_dim, as_axis_type(src))
-    return _cast_around(
-        "all_gather",
-        x,
-        axis,
-        src,
-        dst,
-        op_dtype,
-        out_dtype,
-        new_dim=new_dim,
-    )
+    dtypes = said_dtypes("all_gather", x.dtype, op_dtype, out_dtype, backward_options)
+    new_dim = _one_dim("gather_dim", gather_dim, src, x)
+    return run("all_gather", x, axis, src, dst, dtypes=dtypes, new_dim=new_dim)
 
 
 def reduce_scatter(
@@ -69,17 +72,16 @@ def reduce_scatter(
     scatter_dim: int | None = None,
     op_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """Partial -> Shard | Varying. This rank's piece (or row) of the sum.
 
     A Shard without an extent is cut like `torch.chunk`: 5 rows over 2 ranks are 3 and 2.
     Backward: all-gather. Communicates: reduce-scatter over `axis`.
     """
-    new_dim = _one_dim("scatter_dim", scatter_dim, as_axis_type(dst))
-    return _cast_around(
-        "reduce_scatter", x, axis, src, dst, op_dtype, out_dtype,
-        new_dim=new_dim,
-    )  # fmt: skip
+    dtypes = said_dtypes("reduce_scatter", x.dtype, op_dtype, out_dtype, backward_options)
+    new_dim = _one_dim("scatter_dim", scatter_dim, dst, x)
+    return run("reduce_scatter", x, axis, src, dst, dtypes=dtypes, new_dim=new_dim)
 
 
 def all_to_all(
@@ -90,6 +92,9 @@ def all_to_all(
     *,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
+    op_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """Varying -> Varying, rows change ranks; or Shard(i) -> Shard(j), another cut.
 
@@ -97,50 +102,67 @@ def all_to_all(
     `output_split_sizes[q]` come from it; without sizes, equal runs.
     Backward: the same with the sizes exchanged. Communicates: all-to-all over `axis`.
     """
+    dtypes = said_dtypes("all_to_all", x.dtype, op_dtype, out_dtype, backward_options)
     return run(
-        "all_to_all", x, axis, src, dst,
+        "all_to_all", x, axis, src, dst, dtypes=dtypes,
         sends=input_split_sizes, receives=output_split_sizes,
     )  # fmt: skip
 
 
-def redistribute(x: Tensor, axis: Axis, src: AxisTypeLike, dst: AxisTypeLike) -> Tensor:
+def redistribute(
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike,
+    dst: AxisTypeLike,
+    *,
+    op_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
+) -> Tensor:
     """Any type -> any type of the same value, by the one call that does it."""
-    return run("redistribute", x, axis, src, dst)
+    dtypes = said_dtypes("redistribute", x.dtype, op_dtype, out_dtype, backward_options)
+    return run("redistribute", x, axis, src, dst, dtypes=dtypes)
 
 
-def convert(x: Tensor, axis: Axis, src: AxisTypeLike, dst: AxisTypeLike) -> Tensor:
+def convert(
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike,
+    dst: AxisTypeLike,
+    *,
+    op_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
+) -> Tensor:
     """The same value under another type, without communication forward.
 
     `convert(x, "tp", src=I, dst=R)` is where a replicated value is put to different use
     on each rank: its backward is the all-reduce of the gradient.
     """
-    return run("convert", x, axis, src, dst)
+    dtypes = said_dtypes("convert", x.dtype, op_dtype, out_dtype, backward_options)
+    return run("convert", x, axis, src, dst, dtypes=dtypes)
 
 
-def reinterpret(x: Tensor, axis: Axis, src: AxisTypeLike, dst: AxisTypeLike) -> Tensor:
-    """The same local data under another meaning; nothing moves, forward or backward."""
-    return run("reinterpret", x, axis, src, dst)
-
-
-def _cast_around(
-    call: str,
+def reinterpret(
     x: Tensor,
     axis: Axis,
     src: AxisTypeLike,
-    dst: AxisTypeLike | None,
-    op_dtype: torch.dtype | None,
-    out_dtype: torch.dtype | None,
-    new_dim: int = 0,
+    dst: AxisTypeLike,
+    *,
+    op_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
 ) -> Tensor:
-    """Run a collective in `op_dtype`; the result has `out_dtype` (else `op_dtype`)."""
-    x = x if op_dtype is None else x.to(op_dtype)
-    result = run(call, x, axis, src, dst, new_dim=new_dim)
-    return result if out_dtype is None else result.to(out_dtype)
+    """The same local data under another meaning; nothing moves, forward or backward."""
+    dtypes = said_dtypes("reinterpret", x.dtype, op_dtype, out_dtype, backward_options)
+    return run("reinterpret", x, axis, src, dst, dtypes=dtypes)
 
 
-def _one_dim(argument: str, dim: int | None, t: AxisType) -> int:
-    if isinstance(t, Shard):
-        if dim is not None and dim != t.dim:
-            raise ValueError(f"{argument}={dim}, but {t!r} names dim {t.dim}")
-        return 0
-    return dim or 0
+def _one_dim(argument: str, dim: int | None, t: AxisTypeLike, x: Tensor) -> int:
+    """The dim that a row per rank is added at or taken from; a Shard names its own."""
+    shard = as_axis_type(t)
+    if not isinstance(shard, Shard):
+        return dim or 0
+    if dim is not None and len({d + x.dim() * (d < 0) for d in (dim, shard.dim)}) > 1:
+        raise ValueError(f"{argument}={dim}, but {shard!r} names dim {shard.dim}")
+    return 0

@@ -25,6 +25,7 @@ from placements.parameters import (
     meshes_or_current,
     trained_parameters,
 )
+from placements.precision import gradient_dtype, said_dtypes
 from placements.state import observer, suspended
 from placements.tensor_type import TensorType
 from placements.torch_private import on_accumulation, unseen
@@ -40,12 +41,16 @@ _BUCKET_BYTES = 2**25
 _SUM = find("all_reduce", P, R)
 
 
-def reduce_gradients(module: nn.Module, *, meshes: Meshes = None) -> None:
+def reduce_gradients(
+    module: nn.Module, *, meshes: Meshes = None, op_dtype: torch.dtype | None = None
+) -> None:
     """Gradients, Partial -> Replicate, in place: each is summed over its Partial axes.
 
     Call it once after the last backward of a step. A rank on which a parameter has no
     gradient contributes zeros and gets the sum. Parameters that live on other meshes over
     the same ranks are found through `meshes`: `meshes=(dense, sparse)`.
+    Sums are done in `op_dtype`; without it in the dtype that `set_gradient_dtype` gives
+    the axis, else in that of the gradient. The gradient keeps its own.
     Communicates: all-reduce over each Partial axis, gradients in buckets.
     Raises PlacementError for a parameter without a declared type, and for a gradient that
     was reduced before: it is Replicate, and a second sum would count it n times.
@@ -54,7 +59,7 @@ def reduce_gradients(module: nn.Module, *, meshes: Meshes = None) -> None:
     with unseen(), suspended(), torch.no_grad():
         due = list(_due("reduce_gradients", module, meshes))
         for bucket in _buckets(due):
-            _reduce(bucket)
+            _reduce(bucket, op_dtype)
         for held, axes in due:
             if held.tensor.grad is not None:
                 _mark(held, axes)
@@ -157,7 +162,7 @@ def _buckets(due: Iterable[Due]) -> Iterator[list[Due]]:
     """Runs of gradients of one kind; the same on every rank."""
     by_kind: dict[tuple[Mesh, tuple[str, ...], torch.dtype, torch.device], list[Due]] = {}
     for held, axes in due:
-        kind = (held.type.mesh, axes, held.tensor.dtype, held.tensor.device)
+        kind = (held.type.mesh, axes, _dtype_of_gradient(held.tensor), held.tensor.device)
         by_kind.setdefault(kind, []).append((held, axes))
     for run in by_kind.values():
         bucket: list[Due] = []
@@ -172,7 +177,12 @@ def _buckets(due: Iterable[Due]) -> Iterator[list[Due]]:
             yield bucket
 
 
-def _reduce(bucket: list[Due]) -> None:
+def _dtype_of_gradient(parameter: Tensor) -> torch.dtype:
+    """Known without a gradient too: other ranks may have one where this has none."""
+    return parameter.grad_dtype or parameter.dtype
+
+
+def _reduce(bucket: list[Due], op_dtype: torch.dtype | None) -> None:
     # After the gradients, one number for each: on how many ranks there was one. A
     # gradient that is None on every rank stays None.
     like = [local_part(held.tensor)[0] for held, _ in bucket]
@@ -180,9 +190,10 @@ def _reduce(bucket: list[Due]) -> None:
         None if held.tensor.grad is None else local_part(held.tensor.grad)[0]
         for held, _ in bucket
     ]
-    present = torch.tensor([float(grad is not None) for grad in grads], dtype=like[0].dtype)
+    dtype = _dtype_of_gradient(bucket[0][0].tensor)
+    present = torch.tensor([float(grad is not None) for grad in grads], dtype=dtype)
     flat = [
-        (torch.zeros_like(part) if grad is None else grad).reshape(-1)
+        (torch.zeros_like(part, dtype=dtype) if grad is None else grad).reshape(-1)
         for grad, part in zip(grads, like, strict=True)
     ]
     total = torch.cat([*flat, present.to(like[0].device)])
@@ -190,7 +201,9 @@ def _reduce(bucket: list[Due]) -> None:
     assert _SUM is not None
     for axis in axes:
         line = line_of(held.type.mesh, axis)
-        total = Move(_SUM, line, record=active_ledger(), site=site).run(total)
+        by_policy = gradient_dtype(axis) if total.is_floating_point() else None
+        said = said_dtypes("reduce_gradients", dtype, op_dtype or by_policy)
+        total = Move(_SUM, line, dtypes=said, record=active_ledger(), site=site).run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
     # Meta tensors have no values: there this rank answers for all.
     counts = cast(list[float], cast(Any, present if total.is_meta else sums[-1]).tolist())
@@ -200,7 +213,7 @@ def _reduce(bucket: list[Due]) -> None:
         if grad is not None:
             grad.copy_(value.view_as(grad))
         elif count > 0:
-            _give(held.tensor, value.view_as(part).clone())
+            _give(held.tensor, value.view_as(part).to(dtype, copy=True))
 
 
 def _give(parameter: Tensor, grad: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The record of what typed collectives sent: axis, kind, bytes, caller.
+"""The record of what typed collectives sent: axis, kind, bytes, dtype, caller.
 
 A record of one step is its communication ledger; ranks whose records differ are out of
 lockstep.
@@ -18,6 +18,7 @@ class Entry:
     axis: str
     kind: str
     nbytes: int
+    dtype: str  # of what it carries, such as "bfloat16"
     caller: str
     backward: bool = False
 

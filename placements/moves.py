@@ -14,6 +14,7 @@ from placements.callsite import caller
 from placements.extents import Extent
 from placements.ledger import Entry, Ledger
 from placements.meaning import take_piece
+from placements.precision import NOTHING_SAID, Dtypes
 from placements.state import current, suspended
 from placements.transitions import Transition, dual_transition
 from placements.transport import Line
@@ -32,15 +33,20 @@ class Move:
     new_dim: int = 0  # of a stack or an unbind
     sends: tuple[int, ...] = ()  # of an exchange
     receives: tuple[int, ...] = ()
+    dtypes: Dtypes = NOTHING_SAID
+    gradient_dtype: torch.dtype | None = None  # in which backward sums, unless said
     record: Ledger | None = None
     site: str = ""
     is_backward: bool = False
 
-    def dual(self) -> "Move":
-        """The move of the gradient: src and dst change places."""
+    def dual(self, dtype: torch.dtype) -> "Move":
+        """The move of the gradient, to `dtype`: src and dst change places."""
+        row, said = dual_transition(self.row), self.dtypes.backward or NOTHING_SAID
+        by_policy = self.gradient_dtype if row.sums and dtype.is_floating_point else None
         return replace(
             self,
-            row=dual_transition(self.row),
+            row=row,
+            dtypes=Dtypes(said.op or by_policy, said.out or dtype, said.backward),
             src_cut=self.dst_cut,
             dst_cut=self.src_cut,
             sends=self.receives,
@@ -49,15 +55,22 @@ class Move:
         )
 
     def run(self, x: Tensor) -> Tensor:
+        op_dtype, out_dtype = self.dtypes.chosen(x.dtype, sums=self.row.sums)
+        x = x.to(op_dtype)
+        if self.line.size == 1:
+            return _on_one_rank(self, x).to(out_dtype)
         kind = self.row.communicates
         if kind is not None and self.record is not None:
-            nbytes = self.carried(x)
-            entry = Entry(self.line.axis, kind, nbytes, self.site, self.is_backward)
-            self.record.add(entry)
+            name = str(op_dtype).removeprefix("torch.")
+            self.record.add(
+                Entry(
+                    self.line.axis, kind, self.carried(x), name, self.site, self.is_backward
+                )
+            )
         if current.in_backward:  # where raw collectives of hooks are refused
             with suspended():
-                return _ACTIONS[self.row.action](self, x)
-        return _ACTIONS[self.row.action](self, x)
+                return _ACTIONS[self.row.action](self, x).to(out_dtype)
+        return _ACTIONS[self.row.action](self, x).to(out_dtype)
 
     def carried(self, x: Tensor) -> int:
         """The bytes that this rank hands to the collective, pieces padded to one size."""
@@ -69,6 +82,15 @@ class Move:
             dim, extent = self.dst_cut
             shape[dim] = transport.longest(extent) * self.line.size
         return math.prod(shape) * x.element_size()
+
+
+def _on_one_rank(move: Move, x: Tensor) -> Tensor:
+    """Whatever the action, nothing moves: the value itself; a dim comes or goes."""
+    if move.row.dims_added == 1:
+        x = x.unsqueeze(move.new_dim)
+    elif move.row.dims_added == -1:
+        x = x.select(move.new_dim, 0)
+    return x.view_as(x) if move.row.is_cast else x.clone()
 
 
 def _same(move: Move, x: Tensor) -> Tensor:
@@ -155,11 +177,12 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, move: Move) -> Tensor:
         ctx.move = move  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.dtype = x.dtype  # pyright: ignore[reportAttributeAccessIssue]
         return move.run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _apply(grads[0], ctx.move.dual()), None
+        return _apply(grads[0], ctx.move.dual(ctx.dtype)), None
 
 
 _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
@@ -167,6 +190,8 @@ _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore
 
 def apply(move: Move, x: Tensor) -> Tensor:
     """Run the move, with its dual as backward."""
+    if move.line.size == 1 and move.dtypes == NOTHING_SAID:
+        return move.run(x)  # torch's own backward of it is the dual
     if move.record is not None:
         move = replace(move, site=caller())
     return _apply(x, move)

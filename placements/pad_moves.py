@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from placements.pad_rules import NO_PADS, refused
+from placements.pad_rules import NO_PADS, cast, refused
 from placements.terms import Operand
 from placements.transitions import Transition
 from placements.types import Shard
@@ -36,6 +36,11 @@ def _moved(row: Transition, x: Operand, axis: str, new_dim: int, pads: Pads) -> 
         # Nothing else says which rows these are, once they are no piece.
         return replace(pads, validity=pads.validity.piece(axis, held.extent))
     return pads
+
+
+def cast_pads(pads: tuple[Pads, ...]) -> tuple[Pads, ...]:
+    """Rows of padding of a tensor that takes another dtype."""
+    return tuple(replace(one, holds=cast([one.holds])) for one in pads)
 
 
 def _unless_summed(row: Transition, holds: int | None) -> int | None:

@@ -6,7 +6,7 @@ from placements.extents import Extent, Padded
 from placements.index import COMPUTED, Computed, Index
 from placements.infer import Operand, Refusal
 from placements.pad_moves import moved_pads
-from placements.tensor_type import make
+from placements.tensor_type import TensorType, make
 from placements.transitions import Transition
 from placements.types import AxisType, Shard
 
@@ -66,9 +66,7 @@ def retyped(
             pass
     if row.action in ("cut", "sum and cut", "recut"):
         assert isinstance(dst, Shard)
-        dst = _bound(
-            dst, shape[dst.dim % len(shape)], len(shape), mesh.sizes[axis], x, axis
-        )
+        dst = _bound(dst, shape[dst.dim], mesh.sizes[axis], x, axis)
         assert dst.extent is not None
         shape[dst.dim] = dst.extent.local_size(rank)
     elif isinstance(dst, Shard):
@@ -80,6 +78,17 @@ def retyped(
     return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
 
 
+def retyped_on_one_rank(row: Transition, x: Operand, axis: str, new_dim: int) -> TensorType:
+    """The type of `x` after a transition on an axis that has no type: dims alone change."""
+    if row.dims_added == 0 and row.action != "exchange":
+        return x.type
+    pads = moved_pads(row, x, axis, new_dim)
+    if row.dims_added == -1:
+        _must_be_whole(x, axis, new_dim, 1)
+    types = shifted(dict(x.type), new_dim, row.dims_added)
+    return make(x.type.mesh, types, x.type.index).with_pads(pads)
+
+
 def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:
     assert isinstance(src, Shard) and src.extent is not None
     if x.type.order(src.dim)[-1] != axis:
@@ -87,7 +96,7 @@ def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:
     return src.dim, src.extent
 
 
-def _bound(dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str) -> Shard:
+def _bound(dst: Shard, rows: int, ranks: int, x: Operand, axis: str) -> Shard:
     """A cut to be made of a dim of `rows` rows; like torch.chunk unless it says."""
     extent = (dst.extent or Padded(rows)).over(ranks)
     if extent.total != rows:
@@ -95,14 +104,14 @@ def _bound(dst: Shard, rows: int, ndim: int, ranks: int, x: Operand, axis: str) 
             f"{extent!r} cuts {extent.total} rows, but the dim has {rows}", axis, x,
             repr(Padded(rows)),
         )  # fmt: skip
-    return Shard(dst.dim % ndim, extent)
+    return Shard(dst.dim, extent)
 
 
 def _claimed(
     dst: Shard, shape: Sequence[int], ranks: int, rank: int, x: Operand, axis: str
 ) -> Shard:
     """A cut that is claimed of rows already held, outside the cuts that the dim has."""
-    dim = dst.dim % len(shape)
+    dim = dst.dim
     rows = x.type.global_size(dim, shape[dim])
     extent = (dst.extent or Padded(rows * ranks)).over(ranks)
     if extent.local_size(rank) != rows:

@@ -1,11 +1,12 @@
 """One transition, as called: find its row, check and type it, run it.
 
 With checking off the arguments alone say what to do. With checking on the tensor's type
-must be `src`, and the result gets its type; the rest is the same.
+must be `src`, and the result gets its type; the rest is the same. Dims are counted from
+the front from here on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from placements.infer import Operand, Refusal
 from placements.ledger import active_ledger
 from placements.mesh import Mesh, current_mesh
 from placements.moves import Cut, Move, apply
-from placements.pad_moves import moved_pads
-from placements.retype import retyped, shifted
+from placements.pad_moves import cast_pads
+from placements.precision import NOTHING_SAID, Dtypes, gradient_dtype
+from placements.retype import retyped, retyped_on_one_rank
 from placements.state import current, observer, suspended
-from placements.tensor_type import make
+from placements.tensor_type import TensorType
 from placements.torch_private import unseen
 from placements.transition_errors import (
     check_mesh,
@@ -31,20 +33,11 @@ from placements.transition_errors import (
     no_such_transition,
     refused,
 )
-from placements.transitions import Transition, find
+from placements.transitions import Transition, find, unchanged
 from placements.transport import Line
 from placements.types import AxisType, AxisTypeLike, Shard, as_axis_type
 
 Axis = str | dist.ProcessGroup
-
-# How many dims an action adds; such actions do so on an axis of one rank too.
-_DIMS_ADDED = {
-    "stack": 1,
-    "place row": 1,
-    "unbind": -1,
-    "sum and unbind": -1,
-    "exchange": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,7 @@ class Request:
     mesh: Mesh | None
     src: AxisType
     dst: AxisType
+    dtypes: Dtypes
     new_dim: int
     sends: Sequence[int] | None
     receives: Sequence[int] | None
@@ -69,19 +63,24 @@ def run(
     src: AxisTypeLike,
     dst: AxisTypeLike | None,
     *,
+    dtypes: Dtypes = NOTHING_SAID,
     new_dim: int = 0,
     sends: Sequence[int] | None = None,
     receives: Sequence[int] | None = None,
 ) -> Tensor:
     """Carry out `call` on `x` over `axis`, from type `src` to type `dst`."""
-    line, mesh = _line(axis)
-    types = as_axis_type(src), _required(call, dst)
-    request = Request(call, x, line, mesh, *types, new_dim, sends, receives)
-    for t in types:
-        _check_dim(call, t, x)
-    row = _row(request)
+    line, mesh = _line(call, axis)
+    types = (
+        _from_front(call, as_axis_type(src), x),
+        _from_front(call, _required(call, dst), x),
+    )
+    row = _row(call, x, line.axis, *types)
+    new_dim = _row_dim(call, new_dim, x, row)
+    request = Request(call, x, line, mesh, *types, dtypes, new_dim, sends, receives)
+    if row is None and dtypes != NOTHING_SAID:
+        row = unchanged(types[0])
     if current.mode is None:
-        if row is None or (line.size == 1 and row.action not in _DIMS_ADDED):
+        if row is None:
             return x
         return apply(_move(request, row, *_cuts_as_said(request, row)), x)
     if row is not None and x.requires_grad and not torch.is_grad_enabled():
@@ -112,9 +111,27 @@ def _check_gradient_kept(call: str, x: Tensor) -> None:
     )
 
 
-def _check_dim(call: str, t: AxisType, x: Tensor) -> None:
-    if isinstance(t, Shard) and not -x.dim() <= t.dim < x.dim():
+def _from_front(call: str, t: AxisType, x: Tensor) -> AxisType:
+    """The type with its dim counted from the front; ValueError if `x` has no such dim."""
+    if not isinstance(t, Shard):
+        return t
+    if not -x.dim() <= t.dim < x.dim():
         raise ValueError(f"{call}: {t!r} names a dim that {x.dim()} dims do not have")
+    return t if t.dim >= 0 else Shard(t.dim + x.dim(), t.extent)
+
+
+def _row_dim(call: str, new_dim: int, x: Tensor, row: Transition | None) -> int:
+    """Which dim a row per rank is added at, or taken from."""
+    if row is None or row.dims_added == 0:
+        return 0
+    added = row.dims_added == 1
+    dims = x.dim() + added
+    if not -dims <= new_dim < dims:
+        raise ValueError(
+            f"{call}: dim {new_dim} is none of the {dims} dims of the "
+            f"{'result' if added else 'tensor'}"
+        )
+    return new_dim % dims
 
 
 def _required(call: str, dst: AxisTypeLike | None) -> AxisType:
@@ -126,7 +143,7 @@ def _required(call: str, dst: AxisTypeLike | None) -> AxisType:
     return as_axis_type(dst)
 
 
-def _line(axis: Axis) -> tuple[Line, Mesh | None]:
+def _line(call: str, axis: Axis) -> tuple[Line, Mesh | None]:
     """The ranks of an axis, by its name or its process group; and the mesh it is of."""
     mesh = current_mesh()
     if isinstance(axis, str):
@@ -150,6 +167,8 @@ def _line(axis: Axis) -> tuple[Line, Mesh | None]:
         if mesh.group(name) is axis:
             return Line(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
     rank = dist.get_rank(axis)
+    if rank < 0:
+        raise ValueError(f"{call}: this rank is not one of the ranks of the process group")
     return Line(axis.group_name, dist.get_world_size(axis), rank, axis), None
 
 
@@ -157,44 +176,57 @@ def _on_many_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _row(request: Request) -> Transition | None:
+def _row(
+    call: str, x: Tensor, axis: str, src: AxisType, dst: AxisType
+) -> Transition | None:
     """The row of the table; None where src and dst are the same."""
-    src, dst = request.src, request.dst
-    of_one_dim = (
-        isinstance(src, Shard)
-        and isinstance(dst, Shard)
-        and (src.dim - dst.dim) % request.x.dim() == 0
-    )
+    of_one_dim = isinstance(src, Shard) and isinstance(dst, Shard) and src.dim == dst.dim
     # Without an extent dst asks for pieces of a dim, however they are cut: where another
     # axis cuts the dim too, extents differ by rank, but all ranks must say the same.
     cut_as_it_is = of_one_dim and isinstance(dst, Shard) and dst.extent is None
-    keeps = request.call in ("redistribute", "convert", "reinterpret")
+    keeps = call in ("redistribute", "convert", "reinterpret")
     if keeps and (cut_as_it_is or repr(src) == repr(dst)):
         return None
-    row = find(request.call, src, dst)
+    row = find(call, src, dst)
     if row is None or of_one_dim:
-        raise no_such_transition(request.call, request.x, request.line.axis, src, dst)
+        raise no_such_transition(call, x, axis, src, dst)
     return row
 
 
 def _move(
     request: Request, row: Transition, src_cut: Cut | None, dst_cut: Cut | None
 ) -> Move:
-    splits = _splits(request, row)
-    cuts = src_cut, dst_cut
-    record = active_ledger() if request.line.size > 1 else None
-    return Move(row, request.line, *cuts, request.new_dim, *splits, record)
+    line, splits = request.line, _splits(request, row)
+    return Move(
+        row,
+        line,
+        src_cut,
+        dst_cut,
+        request.new_dim,
+        *splits,
+        dtypes=request.dtypes,
+        gradient_dtype=gradient_dtype(line.axis) if line.size > 1 else None,
+        record=active_ledger() if line.size > 1 else None,
+    )
 
 
 def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | None]:
     """The cuts that the arguments alone describe: checking is off."""
     src, dst, x, line = request.src, request.dst, request.x, request.line
+    if row.dims_added == -1 and x.shape[request.new_dim] != line.size:
+        raise ValueError(
+            f"{row.call}: one row per rank is taken from dim {request.new_dim}, so it must "
+            f"have {line.size} rows, got {x.shape[request.new_dim]}; for pieces of several "
+            "rows use Shard"
+        )
+    if line.size == 1:
+        return None, None  # the one piece is the whole, however it is said to be cut
     src_cut = _held_cut(src, x, line) if isinstance(src, Shard) else None
     if not isinstance(dst, Shard):
         return src_cut, None
     if row.action not in ("cut", "sum and cut", "recut"):
         return src_cut, _held_cut(dst, x, line)
-    dim = dst.dim % x.dim()
+    dim = dst.dim
     extent: Extent = (dst.extent or Padded(x.shape[dim])).over(line.size)
     if extent.total != x.shape[dim]:
         raise ValueError(
@@ -205,7 +237,7 @@ def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | 
 
 
 def _held_cut(t: Shard, x: Tensor, line: Line) -> Cut:
-    dim = t.dim % x.dim()
+    dim = t.dim
     extent = (t.extent or Even(x.shape[dim] * line.size)).over(line.size)
     if extent.local_size(line.rank) != x.shape[dim]:
         raise ValueError(
@@ -224,6 +256,8 @@ def _splits(request: Request, row: Transition) -> tuple[tuple[int, ...], tuple[i
         return (), ()
     if (sends is None) != (receives is None):
         raise ValueError("give both input_split_sizes and output_split_sizes, or neither")
+    if request.x.dim() == 0:
+        raise ValueError("all_to_all exchanges the rows of dim 0, but the tensor has none")
     rows = request.x.shape[0]
     if sends is None or receives is None:
         if rows % line.size:
@@ -242,45 +276,49 @@ def _splits(request: Request, row: Transition) -> tuple[tuple[int, ...], tuple[i
         raise ValueError(
             f"input_split_sizes {list(sends)} must be >= 0 and sum to the {rows} rows"
         )
+    if line.size == 1 and sends[0] != receives[0]:
+        raise ValueError(
+            f"the only rank of axis {line.axis!r} sends itself {sends[0]} rows, but "
+            f"output_split_sizes says that {receives[0]} come"
+        )
     return tuple(sends), tuple(receives)
 
 
 def _checked(request: Request, row: Transition | None) -> Tensor:
     x, line = request.x, request.line
     operand = operand_of(x, request.call)
-    if line.size == 1:
-        return _on_one_rank(request, row, operand)
-    check_mesh(request.call, x, operand.type, line.axis, request.mesh)
-    check_source(request.call, x, operand.type, line.axis, request.src, request.dst)
+    if line.size > 1:
+        check_mesh(request.call, x, operand.type, line.axis, request.mesh)
+        check_source(request.call, x, operand.type, line.axis, request.src, request.dst)
     if row is None:
         return x
-    move = _move(request, row, _cut_in(operand, line.axis), None)
     try:
-        result = retyped(
-            row, operand, line.axis, request.dst, new_dim=request.new_dim,
-            receives=move.receives if row.action == "exchange" else None,
-        )  # fmt: skip
+        move, found = _typed_move(request, row, operand)
     except Refusal as refusal:
         raise refused(request.call, x, operand.type, line.axis, refusal) from None
-    moved = apply(_move(request, row, move.src_cut, _cut_in(result, line.axis)), x)
-    tags.put(moved, result.type)
+    moved = apply(move, x)
+    if request.dtypes.op or request.dtypes.out:
+        found = found.with_pads(cast_pads(found.pads))
+    tags.put(moved, found)
     return moved
 
 
-def _on_one_rank(request: Request, row: Transition | None, operand: Operand) -> Tensor:
-    """Nothing is sent and no type changes; dims come and go as on many ranks."""
-    if row is None or row.action not in _DIMS_ADDED:
-        return request.x
+def _typed_move(
+    request: Request, row: Transition, operand: Operand
+) -> tuple[Move, TensorType]:
+    """The move, cut as the types say, and the type of what it gives."""
     axis = request.line.axis
-    try:
-        pads = moved_pads(row, operand, axis, request.new_dim)
-    except Refusal as refusal:
-        raise refused(request.call, request.x, operand.type, axis, refusal) from None
-    moved = apply(_move(request, row, None, None), request.x)
-    types = shifted(dict(operand.type), request.new_dim, _DIMS_ADDED[row.action])
-    found = make(operand.type.mesh, types, operand.type.index)
-    tags.put(moved, found.with_pads(pads))
-    return moved
+    if row.src == row.dst and row.action == "same":
+        return _move(request, row, None, None), operand.type
+    if request.line.size == 1:
+        found = retyped_on_one_rank(row, operand, axis, request.new_dim)
+        return _move(request, row, None, None), found
+    move = _move(request, row, _cut_in(operand, axis), None)
+    result = retyped(
+        row, operand, axis, request.dst, new_dim=request.new_dim,
+        receives=move.receives if row.action == "exchange" else None,
+    )  # fmt: skip
+    return replace(move, dst_cut=_cut_in(result, axis)), result.type
 
 
 def _cut_in(operand: Operand, axis: str) -> Cut | None:

@@ -49,8 +49,6 @@ def check_source(
     if known.is_number and src.letter in "RI":
         return
     actual, name = known[axis], name_of(x) or "x"
-    if isinstance(src, Shard):
-        src = Shard(src.dim % x.dim(), src.extent)
     if actual != src:
         raise mismatch(
             f"{call} at {caller()}", name, axis, _word(src), _word(actual),
@@ -93,9 +91,10 @@ def refused(
     """The error for a transition that cannot be typed."""
     if refusal.pads is not None:
         return padded_at(call, x, known, refusal.reason)
+    held = known.get(refusal.axis or axis)  # an axis of one rank has no type
     return mismatch(
         f"{call} at {caller()}", name_of(x) or "x", refusal.axis, refusal.expected,
-        _word(known[refusal.axis or axis]),
+        f"of shape {tuple(x.shape)}" if held is None else _word(held),
         rule=refusal.reason, operands=[described(x, known)],
     )  # fmt: skip
 
@@ -109,7 +108,7 @@ def no_such_transition(
     rule = ""
     if call in _REDUCTIONS:
         rule = "a reduction sums values that are pending a sum, and nothing else"
-    elif _cut_same_dim(src, dst, x.dim()):
+    elif isinstance(src, Shard) and isinstance(dst, Shard) and src.dim == dst.dim:
         rule = "no one call moves rows from one cut of a dim to another cut of it"
         advice = _gather_and_cut(name_of(x) or "x", axis, src, dst)
     return PlacementError(
@@ -124,12 +123,6 @@ def no_such_transition(
         rule=rule,
         advice=advice,
     )
-
-
-def _cut_same_dim(src: AxisType, dst: AxisType, ndim: int) -> bool:
-    if not (isinstance(src, Shard) and isinstance(dst, Shard)):
-        return False
-    return (src.dim - dst.dim) % ndim == 0
 
 
 def _gather_and_cut(name: str, axis: str, src: AxisType, dst: AxisType) -> str:

@@ -5,7 +5,7 @@ again a row of this table. So a row is right if its action and the action of its
 are adjoint, which the tests check for all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placements.duals import dual
 from placements.types import BY_LETTER, AxisType, Shard
@@ -25,6 +25,20 @@ class Transition:
     def communicates(self) -> str | None:
         return _COMMUNICATION.get(self.action)
 
+    @property
+    def sums(self) -> bool:
+        """Whether the ranks' values are added up, so that they are rounded."""
+        return self.communicates in ("all-reduce", "reduce-scatter")
+
+    @property
+    def dims_added(self) -> int:
+        return _DIMS_ADDED.get(self.action, 0)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the result is another name for the memory of the input."""
+        return self.action in _CASTS
+
 
 # action -> the collective it needs; the other actions are local.
 _COMMUNICATION = {
@@ -36,6 +50,12 @@ _COMMUNICATION = {
     "exchange": "all-to-all",
     "recut": "all-to-all",
 }
+
+# action -> how many dims it adds, with a row for each rank; the other actions keep them.
+_DIMS_ADDED = {"stack": 1, "place row": 1, "unbind": -1, "sum and unbind": -1}
+
+# The actions that move nothing; the others give memory of their own.
+_CASTS = ("same", "first only")
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition("all_reduce", "P", "R", "sum", "the sum, for use that differs by rank"),
@@ -65,6 +85,8 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition("reinterpret", "V", "S", "same", "the values are now pieces of one tensor"),
 )
 
+_UNCHANGED = "redistribute"  # of a row that is not in the table
+
 _BY_CALL = {(t.call, t.src, t.dst): t for t in TRANSITIONS}
 # `reinterpret` gives other meanings to the same data; everything else keeps the meaning,
 # and there a pair of types names one row.
@@ -84,9 +106,16 @@ def choices(call: str) -> list[str]:
     return [f"{t.src} -> {t.dst}" for t in rows]
 
 
+def unchanged(t: AxisType) -> Transition:
+    """What `redistribute` and the casts do where src and dst are the same."""
+    return Transition(_UNCHANGED, t.letter, t.letter, "same", "the same value")
+
+
 def dual_transition(row: Transition) -> Transition:
     """The row that runs in backward: dual(dst) -> dual(src)."""
     src, dst = _dual_letter(row.dst), _dual_letter(row.src)
+    if row.call == _UNCHANGED:
+        return replace(row, src=src, dst=dst)
     if row.call == "reinterpret":
         return _BY_CALL["reinterpret", src, dst]
     return _MEANING_KEPT[src, dst]

@@ -19,7 +19,11 @@ from placements.torch_private import functional
 
 @dataclass(frozen=True)
 class Line:
-    """The ranks of one mesh axis, seen from one of them; no group: nothing is sent."""
+    """The ranks of one mesh axis, seen from one of them.
+
+    No group, but several ranks: nothing is sent, and shapes alone result. Over one rank
+    `moves` does not come here.
+    """
 
     axis: str
     size: int

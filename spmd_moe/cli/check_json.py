@@ -68,6 +68,7 @@ def of_entries(entries: Iterable[Entry]) -> list[dict[str, Any]]:
             "collective": entry.kind,
             "axis": entry.axis,
             "bytes": entry.nbytes,
+            "dtype": entry.dtype,
             "backward": entry.backward,
         }
         for entry in entries

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
+from placements.describe import short_dtype
 from placements.ledger import Entry
 from placements.types import Shard
 from spmd_moe.cli.crossings import ARGUMENT, BUFFER, RESULT, Crossing
@@ -61,9 +62,11 @@ def _letter(t: object) -> str:
 
 
 def _sent(row: Crossing) -> list[str]:
-    forward = [collective_text(entry) for entry in row.forward]
-    return [*forward, *(f"<- {collective_text(entry)}" for entry in row.backward)]
+    forward = [_collective(entry, row) for entry in row.forward]
+    return [*forward, *(f"<- {_collective(entry, row)}" for entry in row.backward)]
 
 
-def collective_text(entry: Entry) -> str:
-    return f"{entry.kind} {entry.axis} {size(entry.nbytes)}"
+def _collective(entry: Entry, row: Crossing) -> str:
+    """Its dtype is said where it is not that of the tensor."""
+    text = f"{entry.kind} {entry.axis} {size(entry.nbytes)}"
+    return text if entry.dtype == row.dtype else f"{text} {short_dtype(entry.dtype)}"

@@ -1,5 +1,6 @@
 """The ledger of a trace on meta tensors is what ranks really send, forward and backward."""
 
+import io
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placements import (
     Mesh,
+    R,
     assert_type,
     ledger,
     reduce_gradients,
@@ -18,11 +21,16 @@ from placements import (
     split,
     typecheck,
 )
+from placements.describe import dtype_name
 from placements.ledger import Entry
+from placements.tensor_type import TensorType
 from placements.testing import device_mesh, run_ranks
 from placements.testing.sim_backend import SimGroup
 from placements.testing.sim_calls import Call
 from spmd_moe import MoE, MoEConfig, Parallel
+from spmd_moe.cli.check_json import of_entries
+from spmd_moe.cli.crossings import COLLECTIVE, Crossing
+from spmd_moe.cli.show_crossings import show_crossings
 from spmd_moe.cli.trace import Trace, Workload, trace
 from spmd_moe.layouts import configuration
 from tests.support.moe import PARALLELS
@@ -35,8 +43,8 @@ CONFIG = MoEConfig(
 EVEN = Workload(batch=2, seq_len=16, dtype=torch.float32)
 UNEVEN = Workload(batch=2, seq_len=5, dtype=torch.float32)
 
-# (kind, the ranks of the group, bytes handed to it)
-Sent = tuple[str, tuple[int, ...], int]
+# (kind, the ranks of the group, bytes handed to it, their dtype)
+Sent = tuple[str, tuple[int, ...], int, str]
 
 KINDS = {
     "all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather",
@@ -60,7 +68,7 @@ def groups(parallel: Parallel, rank: int) -> dict[str, tuple[int, ...]]:
 
 def as_sent(entries: Iterable[Entry], parallel: Parallel, rank: int) -> Counter[Sent]:
     by_axis = groups(parallel, rank)
-    return Counter((e.kind, by_axis[e.axis], e.nbytes) for e in entries)
+    return Counter((e.kind, by_axis[e.axis], e.nbytes, e.dtype) for e in entries)
 
 
 def traced(found: Trace, rank: int = 0) -> Counter[Sent]:
@@ -79,7 +87,7 @@ class CollectivesCounted(TorchDispatchMode):
         if space == "_c10d_functional" and name in KINDS:
             group = dist.distributed_c10d._resolve_process_group(args[-1])
             ranks = tuple(dist.get_process_group_ranks(group))
-            self.sent[KINDS[name], ranks, args[0].nbytes] += 1
+            self.sent[KINDS[name], ranks, args[0].nbytes, dtype_name(args[0])] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -118,7 +126,8 @@ def seen_by_backend(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[Sent]]
         if group.global_rank in watched:
             size = sum(tensor.nbytes for tensor in call.inputs)
             of_rank = seen.setdefault(group.global_rank, Counter())
-            of_rank[KINDS[call.name], tuple(group.ranks), size] += 1
+            (dtype,) = {dtype_name(tensor) for tensor in call.inputs}
+            of_rank[KINDS[call.name], tuple(group.ranks), size, dtype] += 1
         return post(group, call)
 
     monkeypatch.setattr(SimGroup, "post", counting)
@@ -170,3 +179,19 @@ def test_backward_collectives_are_told_from_forward_ones() -> None:
         ("tp", "all-gather", False): 1, ("tp", "all-gather", True): 1,
         ("tp", "reduce-scatter", False): 1, ("tp", "reduce-scatter", True): 1,
     }  # fmt: skip
+
+
+def test_the_dtype_is_said_where_it_is_not_that_of_the_tensor() -> None:
+    mesh = Mesh({"tp": 2})
+    wide = Entry("tp", "all-reduce", 8, "float32", "here", backward=True)
+    own = Entry("tp", "all-gather", 4, "bfloat16", "here")
+    row = Crossing(
+        "x", "f", COLLECTIVE, False, "bfloat16", (2,), TensorType(mesh, (R,)), True,
+        [own], [wide],
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=100)
+    show_crossings(console, "title", [row])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "all-gather tp 4 B" in shown and "bf16" not in shown
+    assert "<- all-reduce tp 8 B f32" in shown
+    assert [entry["dtype"] for entry in of_entries([own, wide])] == ["bfloat16", "float32"]

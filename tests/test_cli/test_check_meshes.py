@@ -49,7 +49,7 @@ def test_degrees_that_do_not_divide_the_layer_are_left_out() -> None:
     [("all-reduce", 150), ("reduce-scatter", 75), ("all-to-all", 75), ("all-gather", 300)],
 )
 def test_bytes_on_the_wire(kind: str, sent: float) -> None:
-    assert on_wire(Entry("tp", kind, 100, "here"), 4) == sent
+    assert on_wire(Entry("tp", kind, 100, "float32", "here"), 4) == sent
 
 
 def test_meshes_change_bytes_and_memory_as_they_should() -> None:

@@ -262,6 +262,7 @@ def test_on_a_mesh_of_sizes_alone_types_and_shapes_result() -> None:
 
 
 def test_over_an_axis_of_one_rank_nothing_is_sent() -> None:
+    """Every row is in tests/test_laws/test_one_rank.py; here, what the types become."""
     with set_current_mesh({"dp": 2, "tp": 1}), typecheck(), ledger() as record:
         x = assert_type(torch.ones(2, 3), {"dp": S(0)})
         for y in (
@@ -271,17 +272,69 @@ def test_over_an_axis_of_one_rank_nothing_is_sent() -> None:
             convert(x, "tp", src=I, dst=R),
             reinterpret(x, "tp", src=V, dst=P),
         ):
-            assert y is x
+            assert torch.equal(y, x) and type_of(y) == {"dp": S(0)}
         stack = all_gather(x, "tp", src=V, dst=R)
         assert stack.shape == (1, 2, 3) and type_of(stack) == {"dp": S(1)}
         assert type_of(convert(stack, "tp", src=R, dst=V)) == {"dp": S(0)}
+        last = all_gather(x, "tp", src=V, dst=R, gather_dim=-1)
+        assert last.shape == (2, 3, 1) and type_of(last) == {"dp": S(0)}
+        with pytest.raises(PlacementError, match="expected a dim of 1 rows"):
+            convert(x, "tp", src=R, dst=V)
+        one_row = assert_type(torch.ones(1, 3), {"dp": S(0)})  # of two over dp
+        with pytest.raises(PlacementError, match="expected a dim of 1 rows"):
+            convert(one_row, "tp", src=R, dst=V)
     assert not record.entries
 
 
 def test_without_a_mesh_every_call_is_that_of_one_device() -> None:
-    x = torch.ones(3)
-    assert all_reduce(x, "tp", src=P, dst=R) is x
-    assert redistribute(x, "tp", src=S(0), dst=R) is x
+    """Found: zeros came back, the gradient was lost, and results were the input itself."""
+    x = torch.ones(3, 2)
+    assert torch.equal(all_to_all(x, "ep", src=V, dst=V), x)
+    assert torch.equal(all_gather(x, "tp", src=V, dst=R), x[None])
+    w = torch.ones(1, 2, requires_grad=True)
+    reduce_scatter(w, "tp", src=P, dst=V).sum().backward()
+    assert torch.equal(w.grad, torch.ones(1, 2))  # type: ignore[arg-type]
+    summed = all_reduce(x, "tp", src=P, dst=R)
+    summed.add_(1)
+    redistribute(x, "tp", src=S(0), dst=R).add_(1)
+    assert torch.equal(x, torch.ones(3, 2))
+    assert redistribute(x, "tp", src=R, dst=R) is x
+
+
+def test_on_one_rank_what_cannot_be_is_said() -> None:
+    x = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="must have 1 rows, got 3"):
+        convert(x, "tp", src=R, dst=V)
+    with pytest.raises(ValueError, match=r"sends itself 3 rows, .* 2 come"):
+        all_to_all(x, "tp", input_split_sizes=[3], output_split_sizes=[2])
+    with pytest.raises(ValueError, match="exchanges the rows of dim 0"):
+        all_to_all(torch.tensor(1.0), "tp")
+
+
+def test_dims_are_counted_from_the_end_too() -> None:
+    """Found: with a negative dim the cuts of other axes were moved, and a check skipped."""
+    with set_current_mesh({"dp": 2, "tp": 4}), typecheck():
+        x = assert_type(torch.ones(2, 3), {"dp": S(1), "tp": V})
+        last = all_gather(x, "tp", src=V, dst=R, gather_dim=-1)
+        assert last.shape == (2, 3, 4) and type_of(last) == {"dp": S(1), "tp": R}
+        middle = all_gather(x, "tp", src=V, dst=R, gather_dim=-2)
+        assert middle.shape == (2, 4, 3) and type_of(middle) == {"dp": S(2), "tp": R}
+        p = assert_type(torch.ones(2, 3, 4), {"dp": S(0), "tp": P})
+        row = reduce_scatter(p, "tp", src=P, dst=V, scatter_dim=-1)
+        assert row.shape == (2, 3) and type_of(row) == {"dp": S(0), "tp": V}
+        cut = assert_type(torch.ones(2, 4), {"dp": S(1), "tp": P})
+        with pytest.raises(PlacementError, match="not be cut"):
+            reduce_scatter(cut, "tp", src=P, dst=V, scatter_dim=-1)
+        pieces = assert_type(torch.ones(2, 3), {"dp": S(0), "tp": S(1)})
+        for dim in (1, -1):
+            assert all_gather(pieces, "tp", src=S(-1), dst=R, gather_dim=dim).shape == (
+                2,
+                12,
+            )
+    with pytest.raises(ValueError, match="dim 3 is none of the 3 dims of the result"):
+        all_gather(torch.ones(2, 3), "tp", src=V, dst=R, gather_dim=3)
+    with pytest.raises(ValueError, match="dim -3 is none of the 2 dims of the tensor"):
+        reduce_scatter(torch.ones(2, 3), "tp", src=P, dst=V, scatter_dim=-3)
 
 
 def test_the_innermost_cut_is_undone_first() -> None:

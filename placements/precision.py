@@ -1,0 +1,131 @@
+"""In which dtype a transition works and what it gives, forward and backward apart.
+
+Where nothing is said, a sum works in the wider of the dtypes that it takes and gives, so
+it rounds no more than its result has to; values that only move travel in the narrower
+one, which changes nothing. A gradient takes the dtype of its output and gives that of its
+input, so what the forward says (`op_dtype`) does not narrow it.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypedDict, cast
+
+import torch
+
+
+class BackwardOptions(TypedDict, total=False):
+    """What a call says of its backward; `backward_options` inside: of that one's."""
+
+    op_dtype: torch.dtype | None
+    out_dtype: torch.dtype | None
+    backward_options: "BackwardOptions | None"
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What a call says: `op` to work in, `out` to give; None where it says nothing."""
+
+    op: torch.dtype | None = None
+    out: torch.dtype | None = None
+    backward: "Dtypes | None" = None
+
+    def chosen(self, given: torch.dtype, *, sums: bool) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes to work in and to give, for a tensor of dtype `given`."""
+        out = self.out or self.op or given
+        if self.op is not None:
+            return self.op, out
+        if sums:
+            return torch.promote_types(given, out), out
+        return min(given, out, key=lambda dtype: dtype.itemsize), out
+
+
+NOTHING_SAID = Dtypes()
+
+
+def said_dtypes(
+    call: str,
+    given: torch.dtype,
+    op_dtype: torch.dtype | None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
+) -> Dtypes:
+    """The options of a call on a tensor of dtype `given`, checked."""
+    out = _castable(call, "op_dtype", given, op_dtype)
+    out = _castable(call, "out_dtype", out, out_dtype)
+    if backward_options is None:
+        return Dtypes(op_dtype, out_dtype) if op_dtype or out_dtype else NOTHING_SAID
+    options = cast(Mapping[str, Any], backward_options)
+    unknown = sorted(set(options) - set(BackwardOptions.__annotations__))
+    if unknown:
+        known = ", ".join(BackwardOptions.__annotations__)
+        raise ValueError(
+            f"{call}: backward_options has no {unknown[0]!r}; it takes {known}"
+        )
+    # The gradient that comes in has the dtype of the output.
+    backward = said_dtypes(f"backward of {call}", out, **{"op_dtype": None, **options})
+    return Dtypes(op_dtype, out_dtype, backward)
+
+
+def _castable(
+    call: str, argument: str, given: torch.dtype, wanted: torch.dtype | None
+) -> torch.dtype:
+    if wanted is None:
+        return given
+    if not isinstance(wanted, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{call}: {argument} must be a torch.dtype, got {wanted!r}")
+    if not torch.can_cast(given, wanted):
+        raise ValueError(
+            f"{call}: {argument}={wanted} cannot hold what {given} does, and the sum of "
+            "rounded values is not the rounded sum; cast the tensor before the call if "
+            "that is meant"
+        )
+    return wanted
+
+
+# axis -> the dtype in which gradients are summed over it; None: over every other axis
+_Policy = dict[str | None, torch.dtype]
+_policy: ContextVar[_Policy | None] = ContextVar("placements_gradient_dtype", default=None)
+
+
+class set_gradient_dtype:  # noqa: N801 - reads as the verb it is
+    """Sum gradients over ranks in `dtype`: at once, and until the `with` block ends.
+
+    One dtype is for every axis, `{"dp": torch.float32}` for the axes that it names; inside
+    a block, a mapping adds to what holds outside. None: each gradient in its own dtype,
+    which is the default. It holds for the sums that backward makes of calls in the block,
+    unless the call has `backward_options`, and for those of `reduce_gradients`.
+    """
+
+    def __init__(self, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> None:
+        policy: _Policy = {}
+        if isinstance(dtype, Mapping):
+            policy = {**(_policy.get() or {}), **dtype}
+        elif dtype is not None:
+            policy = {None: dtype}
+        for axis, one in policy.items():
+            if not isinstance(one, torch.dtype) or not one.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
+                where = "" if axis is None else f" for axis {axis!r}"
+                raise ValueError(
+                    f"set_gradient_dtype takes a floating-point dtype such as "
+                    f"torch.float32, or a mapping of axes to them; got {one!r}{where}"
+                )
+        self._token: Token[_Policy | None] = _policy.set(policy)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _policy.reset(self._token)
+
+
+def gradient_dtype(axis: str) -> torch.dtype | None:
+    """The dtype in which gradients are summed over `axis`; None: the one they have."""
+    policy = _policy.get() or {}
+    return policy.get(axis, policy.get(None))
