@@ -12,9 +12,9 @@ drawn at last.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,11 @@ class Initialised(nn.Module):
             shape = [len(rows) for rows in spec.held()]
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Every move and cast: types are declared of the module, and survive it."""
+        with unseen():  # also before the module was called, when tensors have no type yet
+            return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
     def reset_own(self) -> None:
         """Fill the parameters and buffers of this module, not of those below."""
