@@ -4,12 +4,13 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -314,3 +315,22 @@ def test_a_dtensor_that_is_no_shard_is_refused() -> None:
     for text in run_ranks({"dp": 2}, partial_parameter):
         assert "expected Shard and Replicate only" in text
 
+
+def sharded_by_fsdp() -> list[tuple[str, Tensor]]:
+    moe = MoE(BALANCED, seed=6, device="meta")
+    fully_shard(moe.experts, mesh=device_mesh())
+    fully_shard(moe, mesh=device_mesh())
+    moe.to_empty(device="cpu")
+    moe.reset_parameters()
+    assert moe.router.balance.counts_E.tolist() == [0] * 4
+    assert moe.router.balance.expert_bias_E.tolist() == [0.0] * 4
+    return [(n, cast(DTensor, p.detach()).full_tensor()) for n, p in moe.named_parameters()]
+
+
+def test_a_layer_that_fsdp_sharded_on_the_meta_device_is_the_one_made_at_once() -> None:
+    """Modules have another class then, and four rows are cut over three ranks."""
+    made = dict(MoE(BALANCED, seed=6).named_parameters())
+    for found in run_ranks({"dp": 3}, sharded_by_fsdp):
+        assert [name for name, _ in found] == list(made)
+        for name, value in found:
+            assert torch.equal(value, made[name]), name
