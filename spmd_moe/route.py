@@ -107,10 +107,9 @@ class Router(Initialised):
 def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:
     """Slot j of this rank goes to expert j % E: balanced, whatever the scores.
 
-    Slots are numbered on each rank by itself, so the first slot of every rank goes to
-    expert 0. So counts need no communication, and the first experts get the rest of the
-    slots on every rank. With tokens cut over ranks a token may therefore go to other
-    experts than on one device.
+    Every rank numbers its own slots from 0, so the first slot of every rank goes to expert
+    0. Where tokens are cut over ranks, a token may therefore go to other experts than on one
+    device, and experts with small numbers get up to one slot more from every rank.
     """
     tokens, experts = scores_TE.shape
     slots = torch.arange(tokens * top_k, device=scores_TE.device)
