@@ -108,8 +108,8 @@ def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:
     """Slot j of this rank goes to expert j % E: balanced, whatever the scores.
 
     Every rank numbers its own slots from 0, so the first slot of every rank goes to expert
-    0. Where tokens are cut over ranks, a token may therefore go to other experts than on one
-    device, and experts with small numbers get up to one slot more from every rank.
+    0. Where tokens are cut over ranks, a token may therefore go to other experts than on
+    one device, and the first experts get up to one slot more from every rank.
     """
     tokens, experts = scores_TE.shape
     slots = torch.arange(tokens * top_k, device=scores_TE.device)
