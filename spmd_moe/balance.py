@@ -2,10 +2,13 @@
 
 Counts are added up forward by forward as they are, Partial on the axes that split tokens.
 `update_expert_bias` sums them once per step, over exactly the axes that their type says.
+
+Steps are small, and in bfloat16 a step of 1e-3 at 1.0 is lost. So the bias is float32 at
+least and the counts are int64, whatever a model is cast to and whatever is loaded.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, cast
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +16,71 @@ from torch import Tensor, nn
 from placements import On, Partial, Replicate, all_reduce, typed
 from placements.torch_private import in_backward
 from spmd_moe.config import MoEConfig
-from spmd_moe.dims import CountsE, FloatE
+from spmd_moe.dims import BiasE, CountsE
+from spmd_moe.initialise import Initialised, fill_
 from spmd_moe.layouts import Layout
+
+# Dtypes that a buffer may take; what would give it another moves it and does not cast it.
+_BIAS = (torch.float32, torch.float64)
+_COUNTS = (torch.int64,)
 
 
 @typed
-class LoadBalance(nn.Module):
+class LoadBalance(Initialised):
     """The expert bias, and the counts since it last moved."""
 
-    expert_bias_E: Annotated[FloatE, On("{self.layout.expert_bias_E}")]
+    expert_bias_E: Annotated[BiasE, On("{self.layout.expert_bias_E}")]
     counts_E: Annotated[CountsE, On("{self.layout.counts_E}")]
 
-    def __init__(self, config: MoEConfig, layout: Layout) -> None:
+    def __init__(
+        self,
+        config: MoEConfig,
+        layout: Layout,
+        *,
+        device: "torch.device | str | None" = None,
+    ) -> None:
         super().__init__()
         self.layout = layout
         self.coeff = config.load_balance_coeff
-        self.register_buffer("expert_bias_E", torch.zeros(config.num_experts))
-        counts_E = torch.zeros(config.num_experts, dtype=torch.int64)
+        bias_E, counts_E = (
+            torch.empty(config.num_experts, dtype=dtype, device=device)
+            for dtype in (_BIAS[0], _COUNTS[0])
+        )
+        self.register_buffer("expert_bias_E", bias_E)
         self.register_buffer("counts_E", counts_E, persistent=False)
+        self.reset_own()
+
+    def reset_own(self) -> None:
+        fill_(self.expert_bias_E, 0)
+        fill_(self.counts_E, 0)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`.bfloat16()`, `.to(...)`, `to_empty` and their like, here and of any parent."""
+
+        def kept(buffer: Tensor) -> Tensor:
+            made = fn(buffer)
+            allowed = _BIAS if buffer.is_floating_point() else _COUNTS
+            return made if made.dtype in allowed else buffer.to(made.device)
+
+        return super()._apply(kept, recurse)  # pyright: ignore[reportUnknownMemberType]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """A bias that is assigned is widened; no tokens were counted since it moved."""
+        name = f"{prefix}expert_bias_E"
+        if name in state_dict and state_dict[name].dtype not in _BIAS:
+            state_dict[name] = state_dict[name].to(_BIAS[0])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+        if name in state_dict:
+            # Counts are not in the state dict: after `to_empty`, or on the meta device
+            # still when the bias was assigned, they would hold anything or nothing.
+            self._buffers["counts_E"] = torch.zeros_like(
+                self.counts_E, device=self.expert_bias_E.device
+            )
 
     @typed
-    def bias_for(self, scores_TE: Tensor) -> FloatE:
+    def bias_for(self, scores_TE: Tensor) -> BiasE:
         """The bias, in the dtype of the scores."""
         return self.expert_bias_E.to(scores_TE.dtype)
 
@@ -49,18 +96,28 @@ class LoadBalance(nn.Module):
         """counts Partial -> Replicate, then one step of the bias; the counts start again.
 
         Communicates: one all-reduce on every axis on which the counts are Partial.
+        Raises TypeError if the bias was made narrower than float32.
         """
+        if self.expert_bias_E.dtype not in _BIAS:
+            raise TypeError(
+                f"expert_bias_E is {self.expert_bias_E.dtype}, in which small steps are "
+                "lost: it must stay float32 or float64; cast the module, not the buffer"
+            )
         counts_E: Tensor = self.counts_E
         for axis, t in self.layout.counts_E.items():
             if isinstance(t, Partial):
                 counts_E = all_reduce(counts_E, axis, src=Partial(), dst=Replicate())
-        self.expert_bias_E.add_(self.step(counts_E.to(self.expert_bias_E.dtype)))
+        self.expert_bias_E.add_(self.step(counts_E))
         self.counts_E.zero_()
 
     def step(self, counts_E: Tensor) -> Tensor:
-        """Up for experts below the mean, down above; the steps sum to zero."""
+        """Up for experts below the mean, down above; the steps sum to zero.
+
+        Which side of the mean is found in whole numbers, which no count is too large for.
+        """
         assert self.coeff is not None
-        steps_E = (counts_E.mean() - counts_E).sign() * self.coeff
+        side_E = (counts_E.sum() - counts_E * counts_E.shape[0]).sign()
+        steps_E = side_E.to(self.expert_bias_E.dtype) * self.coeff
         return steps_E - steps_E.mean()
 
 

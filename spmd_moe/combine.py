@@ -16,6 +16,7 @@ from placements.index_maps import row_numbers
 from spmd_moe.dims import ND, TD, TK
 from spmd_moe.layouts import Layout
 from spmd_moe.own_rows import own_rows, pieces_like
+from spmd_moe.precision import wide_dtype, without_autocast
 
 
 @typed
@@ -28,15 +29,18 @@ def combine(
 ) -> Annotated[TD, On("{layout.combined}")]:
     """rows Varying -> tokens Shard(0); rows Partial, gates Replicate -> Partial.
 
-    The sum runs in the gates' dtype, at least float32, and the result has the rows'. With
-    `weigh` false the gates were applied before the experts and only the sum is left.
+    The sum runs in at least float32, also under autocast, and the result has the rows'
+    dtype. With `weigh` false the gates were applied before the experts and only the sum is
+    left.
     Backward: d_rows = gates * d_y; d_gates = <d_y, rows>, Partial where the rows are.
     Communicates nothing.
     """
     tokens, choices = gates_TK.shape
-    gates = own_rows(gates_TK).unsqueeze(1)
-    rows_TKD = torch.unflatten(rows_ND, 0, (tokens, choices)).to(gates.dtype)
-    y_TD = (gates @ rows_TKD).squeeze(1) if weigh else rows_TKD.sum(1)
+    wide = wide_dtype(rows_ND, gates_TK)
+    gates = own_rows(gates_TK).unsqueeze(1).to(wide)
+    rows_TKD = torch.unflatten(rows_ND, 0, (tokens, choices)).to(wide)
+    with without_autocast(gates):
+        y_TD = (gates @ rows_TKD).squeeze(1) if weigh else rows_TKD.sum(1)
     return pieces_like(y_TD.to(rows_ND.dtype), gates_TK)
 
 

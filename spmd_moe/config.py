@@ -27,7 +27,7 @@ class MoEConfig:
     `num_expert_groups` and `num_limited_groups` go together: each token chooses among the
     experts of its best `num_limited_groups` groups. `load_balance_coeff` is the step of
     `update_expert_bias`. `round_robin` (for debugging) gives the slots to the experts in
-    turn; the gates are still those of the scores.
+    turn, from expert 0 on every rank; the gates are still those of the scores.
     """
 
     dim: int

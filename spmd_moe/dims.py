@@ -27,13 +27,15 @@ HD: TypeAlias = Float[Tensor, "H D"]
 DH: TypeAlias = Float[Tensor, "D H"]
 GFD: TypeAlias = Float[Tensor, "G F D"]
 GDF: TypeAlias = Float[Tensor, "G D F"]
-FloatE: TypeAlias = Float[Tensor, " E"]
 
-# In bf16 other experts are chosen, so scores and gates are float32 at least.
+# In bf16 other experts are chosen, so scores and gates are float32 at least; so is the
+# bias, to which a small step in bf16 would add nothing.
+BiasE: TypeAlias = Float32[Tensor, " E"] | Float64[Tensor, " E"]
 ScoresTE: TypeAlias = Float32[Tensor, "T E"] | Float64[Tensor, "T E"]
 GatesTK: TypeAlias = Float32[Tensor, "T K"] | Float64[Tensor, "T K"]
 
 IdsTK: TypeAlias = Int[Tensor, "T K"]
+MapTE: TypeAlias = Int[Tensor, "T E"]
 IndexN: TypeAlias = Int[Tensor, " N"]
 IndexM: TypeAlias = Int[Tensor, " M"]
 CountsE: TypeAlias = Int[Tensor, " E"]

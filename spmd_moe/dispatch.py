@@ -18,6 +18,7 @@ from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
 from spmd_moe.layouts import Layout
 from spmd_moe.own_rows import own_rows
 from spmd_moe.permute import count_experts, inverse, sort_slots
+from spmd_moe.precision import wide_dtype
 from spmd_moe.route import Routing
 
 
@@ -76,8 +77,9 @@ def copy_tokens(
 def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Slots:
     """tokens -> a row for every slot, sorted by expert.
 
-    With `weigh` the rows are multiplied by their gates, in the gates' dtype. Which token a
-    slot copies is an index of this rank's own rows of `x_TD` and of no other tensor.
+    With `weigh` the rows are multiplied by their gates, in at least float32. Which token a
+    slot copies is an index of this rank's own rows of `x_TD` and of no other tensor. A
+    token may name an expert more than once; each time is a slot of its own.
     Backward: a token's gradient is the sum over its slots. Communicates nothing.
     """
     choices, experts = routing.expert_ids_TK.shape[1], routing.counts_E.shape[0]
@@ -87,7 +89,8 @@ def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Sl
     rows_ND = copy_tokens(x_TD, token_of_slot_N, layout)
     if weigh:
         gates_N = own_rows(routing.gates_TK).flatten()[order_N]
-        rows_ND = (rows_ND.to(gates_N.dtype) * gates_N.unsqueeze(1)).to(x_TD.dtype)
+        wide = wide_dtype(rows_ND, gates_N)
+        rows_ND = (rows_ND.to(wide) * gates_N.unsqueeze(1)).to(x_TD.dtype)
     return Slots(rows_ND, count_experts(expert_ids_TK, experts), inverse(order_N))
 
 

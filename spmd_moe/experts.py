@@ -3,19 +3,18 @@
 from typing import Annotated
 
 import torch
-from torch import nn
 from torch.nn.functional import silu
 
 from placements import Mesh, On, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import GDF, GFD, MD, CountsG
 from spmd_moe.grouped_mm import grouped_mm
-from spmd_moe.initialise import Spec, declare_specs, redraw
+from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
 
 
 @typed
-class GroupedExperts(nn.Module):
+class GroupedExperts(Initialised):
     """The experts that this rank holds, each w2 (silu(w1 x) * (w3 x)).
 
     `mesh` is the mesh that the weights' types are about: sparse with EP, dense without. It
@@ -27,18 +26,23 @@ class GroupedExperts(nn.Module):
     w2_GDF: Annotated[GDF, On("{self.layout.w2_GDF}")]
 
     def __init__(
-        self, config: MoEConfig, layout: Layout, mesh: Mesh, *, seed: int = 0
+        self,
+        config: MoEConfig,
+        layout: Layout,
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.layout = layout
         experts, dim, hidden = config.num_experts, config.dim, config.hidden_dim
         w13 = Spec((experts, hidden, dim), layout.w13_GFD, mesh)
         w2 = Spec((experts, dim, hidden), layout.w2_GDF, mesh)
-        self.specs = {"w1_GFD": w13, "w3_GFD": w13, "w2_GDF": w2}
-        declare_specs(self, self.specs, seed)
-
-    def reset_parameters(self, seed: int = 0) -> None:
-        redraw(self, self.specs, seed)
+        specs = {"w1_GFD": w13, "w3_GFD": w13, "w2_GDF": w2}
+        self.declare_specs(specs, seed, device=device, dtype=dtype)
+        self.reset_own()
 
     def forward(
         self, rows_MD: Annotated[MD, On("{self.layout.rows}")], counts_G: CountsG

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from placements import register_op
 from spmd_moe.permute import on_host
+from spmd_moe.precision import autocast_dtype, without_autocast
 
 _NAME = "spmd_moe::grouped_mm"
 
@@ -27,9 +28,19 @@ register_op(_NAME, like="grouped_mm")
 
 
 def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
-    """rows (M, K), one matrix (K, N) per group, last row + 1 of each group -> (M, N)."""
+    """rows (M, K), one matrix (K, N) per group, last row + 1 of each group -> (M, N).
+
+    Under autocast it is computed in autocast's dtype, as the matrix products of torch are.
+    """
     if len(ends_G) != len(matrices_GKN):
         raise ValueError(f"{len(ends_G)} groups of rows, but {len(matrices_GKN)} matrices")
+    rows_MK = rows_MK.to(autocast_dtype(rows_MK) or rows_MK.dtype)
+    matrices_GKN = matrices_GKN.to(autocast_dtype(matrices_GKN) or matrices_GKN.dtype)
+    if rows_MK.dtype != matrices_GKN.dtype:
+        raise TypeError(
+            f"the rows are {rows_MK.dtype} and the matrices {matrices_GKN.dtype}, but they "
+            "must have one dtype: cast the input or the module, or use torch.autocast"
+        )
     return _grouped_mm(rows_MK, matrices_GKN, ends_G)
 
 
@@ -44,6 +55,11 @@ def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) ->
 
 
 def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
+    with without_autocast(rows_MK):  # what it had to say was heeded before
+        return _product(rows_MK, matrices_GKN, ends_G)
+
+
+def _product(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     if rows_MK.is_meta:
         return _shape(rows_MK, matrices_GKN, ends_G)
     if _fits(rows_MK) and _fits(matrices_GKN) and rows_MK.shape[0] > 0:
@@ -55,6 +71,11 @@ def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 
 def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     """The gradient of the matrices: rows^T @ grads of each group."""
+    with without_autocast(rows_MK):
+        return _outer_product(rows_MK, grads_MN, ends_G)
+
+
+def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     if rows_MK.is_meta:
         return rows_MK.new_empty(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
     rows_KM = rows_MK.mT

@@ -3,11 +3,18 @@
 Row r of a parameter's global leading dim is drawn from a generator of its own, seeded by
 the seed, the parameter's name and r. So every rank draws what it holds and no more, equal
 where ranks hold equal rows, and a layer on any mesh starts from the same global weights.
+
+Numbers are drawn on the CPU in float32, whatever the parameter's device and dtype, and
+rounded to its dtype. So a layer made in bfloat16 has the weights of one made in float32,
+rounded, and a layer made on the meta device has those of one made at once, when they are
+drawn at last.
 """
 
 import hashlib
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +44,71 @@ class Spec:
                 start += self.mesh.coordinate[axis] * size
         return range(start, start + size)
 
-    def empty(self) -> nn.Parameter:
-        return nn.Parameter(
-            torch.empty([len(self.rows(d)) for d in range(len(self.shape))])
-        )
+    def held(self) -> list[range]:
+        """The global rows of every dim that this rank holds."""
+        return [self.rows(dim) for dim in range(len(self.shape))]
+
+
+class Initialised(nn.Module):
+    """A module whose state can be made again as construction made it.
+
+    A constructor declares the parameters and ends with `reset_own`. The seed and the name
+    that numbers are drawn from are those of construction: FSDP2, among others, gives a
+    module another class.
+    """
+
+    specs: Mapping[str, Spec] = {}
+    seed: int = 0
+    drawn_as: str = ""
+
+    def declare_specs(
+        self,
+        specs: Mapping[str, Spec],
+        seed: int,
+        *,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Register a parameter for every spec, not yet filled."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(
+                f"dtype ({dtype}) must be one of floating point, such as torch.bfloat16: "
+                "it is that of the parameters"
+            )
+        self.specs, self.seed, self.drawn_as = specs, seed, type(self).__name__
+        for name, spec in specs.items():
+            shape = [len(rows) for rows in spec.held()]
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Every move and cast: types are declared of the module, and survive it."""
+        with unseen():  # also before the module was called, when tensors have no type yet
+            return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
+
+    def reset_own(self) -> None:
+        """Fill the parameters and buffers of this module, not of those below."""
+        for name, spec in self.specs.items():
+            key = f"{self.drawn_as}.{name}"
+            draw_(self.get_parameter(name), spec, key, self.seed)
+
+    def reset_parameters(self) -> None:
+        """Give all state, here and in the modules below, the values of construction.
+
+        To be called after `to_empty`, which leaves memory as it finds it. What is on the
+        meta device has no values and stays as it is. Communicates nothing.
+        """
+        for module in self.modules():
+            if isinstance(module, Initialised):
+                module.reset_own()
+            elif callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+
+
+def fill_(tensor: Tensor, value: float) -> None:
+    """Fill with one number, whatever the type says."""
+    with torch.no_grad(), unseen():
+        tensor.fill_(value)
 
 
 def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
@@ -49,30 +117,53 @@ def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
         return
     scale = 1 / math.sqrt(spec.shape[-1])
     with torch.no_grad(), unseen():  # not yet declared, so there is nothing to check
-        for here, row in enumerate(spec.rows(0)):
-            whole = torch.randn(spec.shape[1:], generator=_generator(seed, name, row))
-            parameter[here].copy_(_cut(whole, spec) * scale)
+        local, held = _local_part(parameter, spec.held())
+        for here, row in enumerate(held[0]):
+            generator = _generator(seed, name, row)
+            whole = torch.randn(
+                spec.shape[1:], generator=generator, device="cpu", dtype=torch.float32
+            )
+            local[here].copy_(_cut(whole, held[1:]) * scale)
 
 
-def _cut(row: Tensor, spec: Spec) -> Tensor:
-    for dim in range(1, len(spec.shape)):
-        held = spec.rows(dim)
-        row = row.narrow(dim - 1, held.start, len(held))
+def _local_part(parameter: Tensor, held: list[range]) -> tuple[Tensor, list[range]]:
+    """The memory of this rank, and its global rows in every dim.
+
+    Of a DTensor, which FSDP2 makes of a parameter, that is a part of what `held` says.
+    Every rank finds its part by itself.
+    """
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return parameter, held
+    from torch.distributed import tensor as dtensor  # only where it is in use
+
+    own = cast(Any, parameter)
+    if any(type(p) not in (dtensor.Shard, dtensor.Replicate) for p in own.placements):
+        raise TypeError(
+            f"a parameter that is a DTensor with placements {own.placements} cannot be "
+            "filled row by row: expected Shard and Replicate only; call reset_parameters() "
+            "before it is distributed"
+        )
+    here: list[range] = []
+    for dim, rows in enumerate(held):
+        cut = [
+            dtensor.Shard(0) if p.is_shard(dim) else dtensor.Replicate()
+            for p in own.placements
+        ]
+        numbers = torch.arange(len(rows), device="cpu")
+        mine: Any = dtensor.distribute_tensor(numbers, mesh, cut, src_data_rank=None)
+        numbers = mine.to_local()
+        first = int(numbers[0]) if len(numbers) else 0
+        here.append(rows[first : first + len(numbers)])
+    return own.to_local(), here
+
+
+def _cut(row: Tensor, held: Sequence[range]) -> Tensor:
+    for dim, rows in enumerate(held):
+        row = row.narrow(dim, rows.start, len(rows))
     return row
 
 
 def _generator(*key: object) -> torch.Generator:
     digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big"))
-
-
-def declare_specs(module: nn.Module, specs: dict[str, Spec], seed: int) -> None:
-    """Register a parameter for every spec and fill it."""
-    for name, spec in specs.items():
-        module.register_parameter(name, spec.empty())
-    redraw(module, specs, seed)
-
-
-def redraw(module: nn.Module, specs: dict[str, Spec], seed: int) -> None:
-    for name, spec in specs.items():
-        draw_(module.get_parameter(name), spec, f"{type(module).__name__}.{name}", seed)

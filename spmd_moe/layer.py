@@ -5,9 +5,10 @@ type at one stage to its type at the next. Everything else stays where it is, bu
 rows that the dispatcher sends over ep.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from placements import Folded, On, Padded, Shard, redistribute, typed
 from placements.extents import Extent
@@ -19,6 +20,7 @@ from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
 from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
 from spmd_moe.experts import GroupedExperts
+from spmd_moe.initialise import Initialised
 from spmd_moe.layouts import Types, configuration, layout
 from spmd_moe.meshes import dense_mesh, make_sparse_mesh
 from spmd_moe.route import Router
@@ -26,13 +28,19 @@ from spmd_moe.shared import SharedExperts
 
 
 @typed
-class MoE(nn.Module):
+class MoE(Initialised):
     """A Mixture-of-Experts layer on local tensors.
 
     Make it and call it with the dense mesh current; one rank needs no mesh. `sparse_mesh`
     is the DeviceMesh of `parallel.sparse_mesh()`, to be shared by layers; without one each
     layer makes its own, which is collective. Equal seeds give equal global weights on every
     mesh.
+
+    `dtype` is that of the parameters, whose values are those of float32, rounded; the
+    expert bias is float32 and the counts are int64 always. With `device="meta"` nothing is
+    drawn yet: after `to_empty(device=...)`, `reset_parameters()` gives all state the values
+    that construction gives. Under autocast the experts compute in autocast's dtype, which
+    the output has too, while experts are chosen and weighed in at least float32.
 
     Parameters are Replicate on the axes where ranks add to their gradient, so nothing here
     reduces gradients: after backward call `reduce_gradients(module)`, once.
@@ -45,6 +53,8 @@ class MoE(nn.Module):
         *,
         sparse_mesh: "MeshLike | None" = None,
         seed: int = 0,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_together(config, parallel)
@@ -59,10 +69,11 @@ class MoE(nn.Module):
         else:
             expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
             self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
-        self.router = Router(config, self.layout, mesh, seed=seed)
-        self.experts = GroupedExperts(config, self.layout, expert_mesh, seed=seed)
+        made: Any = {"seed": seed, "device": device, "dtype": dtype}
+        self.router = Router(config, self.layout, mesh, **made)
+        self.experts = GroupedExperts(config, self.layout, expert_mesh, **made)
         self.shared_experts = (
-            SharedExperts(config, self.layout, mesh, seed=seed)
+            SharedExperts(config, self.layout, mesh, **made)
             if config.num_shared_experts
             else None
         )

@@ -12,27 +12,49 @@ import torch
 from torch import Tensor
 
 from placements import typed
-from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN
+from placements.torch_private import unseen
+from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN, MapTE
 
 
 @typed
-def routing_map(expert_ids_TK: IdsTK, num_experts: int) -> Tensor:
-    """ids placed as t -> bool (T, E) placed as t: which experts each token goes to.
+def routing_map(expert_ids_TK: IdsTK, num_experts: int) -> MapTE:
+    """ids placed as t -> (T, E) placed as t: how often each token goes to each expert.
 
-    Writes along the expert dim, which is never cut, so the placement stays. The ids of a
-    token must differ, as top-k's do.
+    Writes along the expert dim, which is never cut, so the placement stays. It is once or
+    never where the ids of a token differ, as top-k's do; others are counted as they are.
     """
+    check_ids(expert_ids_TK, num_experts)
     tokens = expert_ids_TK.shape[0]
     empty_TE = torch.zeros(
-        tokens, num_experts, dtype=torch.bool, device=expert_ids_TK.device
+        tokens, num_experts, dtype=torch.int32, device=expert_ids_TK.device
     )
-    return empty_TE.scatter(1, expert_ids_TK, True)
+    ones_TK = torch.ones_like(expert_ids_TK, dtype=torch.int32)
+    return empty_TE.scatter_add(1, expert_ids_TK, ones_TK)
 
 
 @typed
 def count_experts(expert_ids_TK: IdsTK, num_experts: int) -> CountsE:
     """ids Shard(0) -> counts Partial; Replicate -> Replicate; Varying -> Varying."""
     return routing_map(expert_ids_TK, num_experts).sum(0)
+
+
+def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
+    """ValueError unless every id is one of an expert.
+
+    Looks where looking costs no wait, on a CPU. Elsewhere it is left to the kernels, which
+    stop the program at an index out of range.
+    """
+    is_plain = type(expert_ids_TK) is Tensor and expert_ids_TK.device.type == "cpu"
+    if not is_plain or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
+        return
+    with unseen():  # whether ids are right is no value that a program depends on
+        least, most = (int(end) for end in expert_ids_TK.aminmax())
+    if least < 0 or most >= num_experts:
+        wrong = least if least < 0 else most
+        raise ValueError(
+            f"expert_ids_TK has the id {wrong}, but ids must be from 0 to "
+            f"{num_experts - 1}: there are {num_experts} experts"
+        )
 
 
 @typed

@@ -14,16 +14,24 @@ def reference_moe(x: Tensor, weights: Mapping[str, Tensor], config: MoEConfig) -
 
     The names are those of the state dict of a layer on one device.
     """
-    tokens = [_token(x_D, weights, config) for x_D in x.reshape(-1, config.dim).unbind(0)]
+    rows = x.reshape(-1, config.dim).unbind(0)
+    tokens = [_token(t, x_D, weights, config) for t, x_D in enumerate(rows)]
     return torch.stack(tokens).view(x.shape) if tokens else x * 1
 
 
-def _token(x_D: Tensor, weights: Mapping[str, Tensor], config: MoEConfig) -> Tensor:
+def _token(
+    token: int, x_D: Tensor, weights: Mapping[str, Tensor], config: MoEConfig
+) -> Tensor:
     dtype = torch.promote_types(x_D.dtype, torch.float32)
     logits_E = weights["router.w_gate_ED"].to(dtype) @ x_D.to(dtype)
     softmax = config.score_function == "softmax"
     scores_E = logits_E.softmax(0) if softmax else logits_E.sigmoid()
-    chosen = _choose(scores_E.detach() + weights["router.balance.expert_bias_E"], config)
+    bias_E = weights["router.balance.expert_bias_E"]
+    if config.round_robin:
+        slots = range(token * config.top_k, (token + 1) * config.top_k)
+        chosen = [slot % config.num_experts for slot in slots]
+    else:
+        chosen = _choose(scores_E.detach() + bias_E, config)
     total = scores_E[chosen].sum() if config.route_norm else 1.0
     y_D = torch.zeros_like(x_D, dtype=dtype)
     for expert in chosen:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from placements import Index, Mesh, On, assert_type, type_of, typed
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
-from spmd_moe.initialise import Spec, declare_specs, redraw
+from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
 from spmd_moe.permute import count_experts
+from spmd_moe.precision import wide_dtype, without_autocast
 
 # Keeps a sum of gates that are all zero from dividing by zero.
 TINY = 1e-20
@@ -36,24 +37,29 @@ class Routing:
 
 
 @typed
-class Router(nn.Module):
+class Router(Initialised):
     """Token choice: each token takes its `top_k` best experts."""
 
     w_gate_ED: Annotated[ED, On("{self.layout.w_gate_ED}")]
 
     def __init__(
-        self, config: MoEConfig, layout: Layout, mesh: Mesh, *, seed: int = 0
+        self,
+        config: MoEConfig,
+        layout: Layout,
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.layout = layout
         shape = (config.num_experts, config.dim)
-        self.specs = {"w_gate_ED": Spec(shape, layout.w_gate_ED, mesh)}
-        declare_specs(self, self.specs, seed)
-        self.balance = LoadBalance(config, layout)
-
-    def reset_parameters(self, seed: int = 0) -> None:
-        redraw(self, self.specs, seed)
+        specs = {"w_gate_ED": Spec(shape, layout.w_gate_ED, mesh)}
+        self.declare_specs(specs, seed, device=device, dtype=dtype)
+        self.balance = LoadBalance(config, layout, device=device)
+        self.reset_own()
 
     def forward(self, x_TD: Annotated[TD, On("{self.layout.tokens}")]) -> Routing:
         """tokens placed as t -> gates and ids placed as t, counts Partial where t cuts.
@@ -69,9 +75,10 @@ class Router(nn.Module):
 
     @typed
     def score(self, x_TD: TD) -> Annotated[ScoresTE, On("{self.layout.routing}")]:
-        """How well each expert suits each token, in at least float32."""
-        dtype = torch.promote_types(x_TD.dtype, torch.float32)
-        logits_TE = linear(x_TD.to(dtype), self.w_gate_ED.to(dtype))
+        """How well each expert suits each token: float32 at least, also under autocast."""
+        wide = wide_dtype(x_TD, self.w_gate_ED)
+        with without_autocast(x_TD):  # it would choose other experts
+            logits_TE = linear(x_TD.to(wide), self.w_gate_ED.to(wide))
         if self.config.score_function == "softmax":
             return logits_TE.softmax(1)
         return logits_TE.sigmoid()
@@ -98,7 +105,12 @@ class Router(nn.Module):
 
 
 def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:
-    """Slot j of this rank goes to expert j % E: balanced, whatever the scores."""
+    """Slot j of this rank goes to expert j % E: balanced, whatever the scores.
+
+    Every rank numbers its own slots from 0, so the first slot of every rank goes to expert
+    0. Where tokens are cut over ranks, a token may therefore go to other experts than on
+    one device, and the first experts get up to one slot more from every rank.
+    """
     tokens, experts = scores_TE.shape
     slots = torch.arange(tokens * top_k, device=scores_TE.device)
     expert_ids_TK = (slots % experts).view(tokens, top_k)

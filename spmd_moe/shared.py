@@ -2,18 +2,18 @@
 
 from typing import Annotated
 
-from torch import nn
+import torch
 from torch.nn.functional import linear, silu
 
 from placements import Mesh, On, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import DH, HD, TD
-from spmd_moe.initialise import Spec, declare_specs, redraw
+from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
 
 
 @typed
-class SharedExperts(nn.Module):
+class SharedExperts(Initialised):
     """w2 (silu(w1 x) * (w3 x)), hidden units cut over tp."""
 
     w1_HD: Annotated[HD, On("{self.layout.shared_w13_HD}")]
@@ -21,18 +21,23 @@ class SharedExperts(nn.Module):
     w2_DH: Annotated[DH, On("{self.layout.shared_w2_DH}")]
 
     def __init__(
-        self, config: MoEConfig, layout: Layout, mesh: Mesh, *, seed: int = 0
+        self,
+        config: MoEConfig,
+        layout: Layout,
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.layout = layout
         dim, hidden = config.dim, config.shared_hidden_dim
         w13 = Spec((hidden, dim), layout.shared_w13_HD, mesh)
         w2 = Spec((dim, hidden), layout.shared_w2_DH, mesh)
-        self.specs = {"w1_HD": w13, "w3_HD": w13, "w2_DH": w2}
-        declare_specs(self, self.specs, seed)
-
-    def reset_parameters(self, seed: int = 0) -> None:
-        redraw(self, self.specs, seed)
+        specs = {"w1_HD": w13, "w3_HD": w13, "w2_DH": w2}
+        self.declare_specs(specs, seed, device=device, dtype=dtype)
+        self.reset_own()
 
     def forward(
         self, x_TD: Annotated[TD, On("{self.layout.shared_input}")]

@@ -40,7 +40,7 @@ from placements import (
 from placements.extents import Extent
 from placements.index_maps import row_numbers
 from spmd_moe.config import Parallel
-from spmd_moe.initialise import Spec, Types, declare_specs
+from spmd_moe.initialise import Initialised, Spec, Types, fill_
 from spmd_moe.layer import MoE
 from spmd_moe.meshes import dense_mesh
 from spmd_moe.training.recipe import Recipe
@@ -74,7 +74,7 @@ def ids_of(stream: Types) -> Types:
 
 
 @typed
-class Norm(nn.Module):
+class Norm(Initialised):
     """Each token divided by its root mean square, times a weight."""
 
     w_D: Annotated[Float[Tensor, " D"], On("{self.weight}")]
@@ -82,7 +82,11 @@ class Norm(nn.Module):
     def __init__(self, dim: int, stream: Types) -> None:
         super().__init__()
         self.stream, self.weight = stream, shared_by_tokens(stream)
-        self.w_D = nn.Parameter(torch.ones(dim))
+        self.w_D = nn.Parameter(torch.empty(dim))
+        self.reset_own()
+
+    def reset_own(self) -> None:
+        fill_(self.w_D, 1)
 
     def forward(
         self, x_BLD: Annotated[BLD, On("{self.stream}")]
@@ -92,7 +96,7 @@ class Norm(nn.Module):
 
 
 @typed
-class Embedding(nn.Module):
+class Embedding(Initialised):
     """A row for each id and a row for each position."""
 
     w_UD: Annotated[Float[Tensor, "U D"], On("{self.weight}")]
@@ -103,8 +107,13 @@ class Embedding(nn.Module):
         self.ids, self.stream = ids_of(stream), stream
         self.weight, self.rows = shared_by_tokens(stream), by_position(stream)
         spec = Spec((VOCABULARY, recipe.dim), self.weight, mesh)
-        declare_specs(self, {"w_UD": spec}, recipe.seed)
-        self.positions_LD = nn.Parameter(torch.zeros(positions_here(recipe, stream, mesh)))
+        self.declare_specs({"w_UD": spec}, recipe.seed)
+        self.positions_LD = nn.Parameter(torch.empty(positions_here(recipe, stream, mesh)))
+        self.reset_own()
+
+    def reset_own(self) -> None:
+        super().reset_own()
+        fill_(self.positions_LD, 0)
 
     def forward(
         self, ids_BL: Annotated[IdsBL, On("{self.ids}")]
@@ -124,7 +133,7 @@ def positions_here(recipe: Recipe, stream: Types, mesh: Mesh) -> tuple[int, int]
 
 
 @typed
-class Attention(nn.Module):
+class Attention(Initialised):
     """Causal attention: heads cut over tp; positions see those of every cp rank."""
 
     wq_CD: Annotated[Float[Tensor, "C D"], On(dp=R, cp=R, tp=S(0))]
@@ -139,7 +148,8 @@ class Attention(nn.Module):
         into = Spec(square, {"dp": R, "cp": R, "tp": S(0)}, mesh)
         out = Spec(square, {"dp": R, "cp": R, "tp": S(1)}, mesh)
         specs = {"wq_CD": into, "wk_CD": into, "wv_CD": into, "wo_DC": out}
-        declare_specs(self, specs, seed)
+        self.declare_specs(specs, seed)
+        self.reset_own()
 
     def forward(
         self, x_BLD: Annotated[BLD, On("{self.stream}")]
@@ -188,7 +198,7 @@ def causal_mask(
 
 
 @typed
-class Block(nn.Module):
+class Block(Initialised):
     """x + attention(norm(x)), then x + moe(norm(x))."""
 
     def __init__(
@@ -209,7 +219,7 @@ class Block(nn.Module):
 
 
 @typed
-class LanguageModel(nn.Module):
+class LanguageModel(Initialised):
     """Bytes -> scores of the next byte. Make it and call it with the dense mesh current."""
 
     head_UD: Annotated[Float[Tensor, "U D"], On("{self.weight}")]
@@ -237,7 +247,8 @@ class LanguageModel(nn.Module):
         )
         self.norm = Norm(recipe.dim, self.stream)
         spec = Spec((VOCABULARY, recipe.dim), self.weight, mesh)
-        declare_specs(self, {"head_UD": spec}, recipe.seed)
+        self.declare_specs({"head_UD": spec}, recipe.seed)
+        self.reset_own()
 
     def forward(
         self, ids_BL: Annotated[IdsBL, On("{self.ids}")]

@@ -5,7 +5,7 @@ exact. `check_spmd_case` compares values and the gradients of every input.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -206,6 +206,18 @@ def test_counts_sum_to_the_slots(routing: DrawnRouting) -> None:
 def test_every_dispatcher_on_any_ranks_equals_the_reference(law: Law) -> None:
     """Values and gradients; so n ranks equal one, too."""
     law.check(by_token)
+
+
+@given(laws(), st.randoms(use_true_random=False))
+def test_a_token_may_name_an_expert_more_than_once(law: Law, random: Any) -> None:
+    """Each time is a slot: it is counted, sent, computed and weighed by itself."""
+    drawn = law.routing
+    experts, shape = range(drawn.num_experts), drawn.expert_ids_TK.shape
+    ids = [random.choice(experts) for _ in range(shape.numel())]
+    ids_TK = torch.tensor(ids, dtype=torch.int64).view(shape)
+    counts_E = count_experts(ids_TK, drawn.num_experts)
+    assert counts_E.tolist() == [ids.count(expert) for expert in experts]
+    replace(law, routing=replace(drawn, expert_ids_TK=ids_TK)).check(by_token)
 
 
 @given(laws(PLACES[:2]))

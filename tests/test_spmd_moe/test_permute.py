@@ -1,5 +1,7 @@
 """Orders of slots and rows: laws, and the hand cases of the seeds."""
 
+from contextlib import nullcontext
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -20,7 +22,7 @@ from placements.index_maps import row_numbers
 from spmd_moe.permute import count_experts, inverse, regroup, routing_map, sort_slots
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2, unique=True)))
+@given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2)))
 @settings(deadline=None)
 def test_slots_are_sorted_by_expert_and_stable(ids: list[list[int]]) -> None:
     expert_ids_TK = torch.tensor(ids, dtype=torch.int64).view(-1, 2)
@@ -58,11 +60,29 @@ def test_rows_by_sender_become_rows_by_expert(
     assert regroup(torch.tensor(received), len(order)).tolist() == order
 
 
-def test_a_routing_map_has_one_true_per_choice() -> None:
+def test_a_routing_map_has_a_one_for_each_choice() -> None:
     ids_TK = torch.tensor([[0, 1], [1, 2], [3, 0], [1, 3]])
     map_TE = routing_map(ids_TK, 4)
-    assert map_TE.dtype == torch.bool and map_TE.sum(1).tolist() == [2] * 4
+    assert map_TE.unique().tolist() == [0, 1] and map_TE.sum(1).tolist() == [2] * 4
     assert map_TE.sum(0).tolist() == [2, 3, 1, 2]
+
+
+def test_an_expert_that_a_token_names_twice_counts_twice() -> None:
+    ids_TK = torch.tensor([[0, 0, 1], [2, 2, 2], [3, 0, 3]])
+    map_TE = routing_map(ids_TK, 4)
+    assert map_TE.tolist() == [[2, 1, 0, 0], [0, 0, 3, 0], [1, 0, 0, 2]]
+    counts_E = count_experts(ids_TK, 4)
+    assert counts_E.tolist() == [3, 1, 3, 2] and counts_E.dtype == torch.int64
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("wrong", [-1, 4, 2**40])
+def test_ids_out_of_range_are_refused(wrong: int, checked: bool) -> None:
+    ids_TK = torch.tensor([[0, 1], [3, wrong]])
+    with set_current_mesh({"tp": 2}), typecheck() if checked else nullcontext():
+        assert_type(ids_TK, {"tp": S(0, Padded(4))}, index=Index(4))
+        with pytest.raises(ValueError, match=f"has the id {wrong}, .* from 0 to 3"):
+            count_experts(ids_TK, 4)
 
 
 def test_row_numbers_count_the_rows_of_their_tensor_only() -> None:

@@ -30,7 +30,7 @@ from spmd_moe.layouts import configuration, layout
 from spmd_moe.meshes import ONE_DEVICE
 from spmd_moe.permute import count_experts, routing_map
 from spmd_moe.route import keep_best_groups, round_robin
-from tests.support.moe import CONFIG
+from tests.support.moe import CONFIG, Case, assert_equals_one_device, on_ranks
 
 IDS = torch.tensor([[0, 1], [1, 2], [3, 0], [1, 3]])
 
@@ -199,6 +199,33 @@ def test_round_robin_is_balanced(
     ]
     gates_TK = router.score(x_TD).gather(1, routing.expert_ids_TK)
     torch.testing.assert_close(routing.gates_TK, gates_TK)
+
+
+def first_turns(config: MoEConfig, parallel: Parallel) -> tuple[list[int], list[int]]:
+    """The round robin of this rank's own tokens, one more on rank 1 than on rank 0."""
+    router = make(config, parallel)
+    with set_current_mesh(device_mesh()) as mesh:
+        assert mesh is not None
+        tokens = 3 + mesh.coordinate["tp"]
+        routing = router(torch.randn(tokens, 8, dtype=torch.float64))
+    return routing.expert_ids_TK.flatten().tolist(), routing.counts_E.tolist()
+
+
+def test_round_robin_starts_at_expert_0_on_every_rank() -> None:
+    """seeds.md 5.1.1: the slots of a rank are numbered by itself."""
+    parallel = Parallel(tp=2, ep=2, sequence_parallel=True)
+    config = replace(CONFIG, round_robin=True)
+    assert run_ranks(parallel.dense_mesh(), first_turns, config, parallel) == [
+        ([0, 1, 2, 3, 0, 1], [2, 2, 1, 1]),
+        ([0, 1, 2, 3, 0, 1, 2, 3], [2, 2, 2, 2]),
+    ]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_round_robin_equals_the_reference_on_one_device(before: bool) -> None:
+    config = replace(CONFIG, round_robin=True, route_norm=True, top_k=3)
+    case = Case(Parallel(), replace(config, score_before_experts=before), seq_len=7)
+    assert_equals_one_device(case, on_ranks(case))
 
 
 def test_round_robin_type_checks_on_ranks() -> None:
