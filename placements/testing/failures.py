@@ -104,4 +104,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def headline_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; an exception may fail to say anything."""
+    try:
+        return str(error)
+    except BaseException as other:  # whatever it is, the first one is to be reported
+        return f"(its text cannot be shown: __str__ raised {type(other).__name__})"
