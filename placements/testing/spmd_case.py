@@ -334,11 +334,17 @@ def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> No
     try:
         (found,) = join_ranks([one.value for one in held], types, mesh).values()
     except ValueError as error:
-        locals_ = "\n".join(f"rank {r}: {one.value}" for r, one in enumerate(held))
+        lines = [f"rank {r}: {_shown(one.value)}" for r, one in enumerate(held)]
+        locals_ = "\n".join(lines)
         raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
     tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
     torch.testing.assert_close(
         found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
         msg=lambda text: f"{what} differs from one device: {text}\n"
-        f"on ranks {found}\non one device {wanted}",
+        f"on ranks {_shown(found)}\non one device {_shown(wanted)}",
     )  # fmt: skip
+
+
+def _shown(value: Tensor) -> str:
+    """A value in whole if it is small; else the largest difference must do."""
+    return f"{value}" if value.numel() <= 32 else f"a tensor of {tuple(value.shape)}"
