@@ -56,13 +56,13 @@ class Disagreement:
 def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
     """Run a program under a peer, and find the first step where it differs from ours.
 
-    None if there is none, or if the peer cannot be asked from some step on.
+    None if there is none, or if the peer cannot be asked from some step on, or crashes.
     """
     if not engine.can_declare(checked.program):
         return None
     theirs = run(engine, checked.program)
     for k, (said, heard) in enumerate(zip(checked.verdicts, theirs, strict=False), 1):
-        if heard.error == "NotAsked":
+        if heard.error == "NotAsked" or heard.crashed:
             return None
         if not agree(engine, said, heard):
             return Disagreement(engine.name, checked.up_to(k), heard)

@@ -1,8 +1,9 @@
 """What an engine is asked: run a program, and say the type of every value.
 
 An engine declares inputs in its own way, runs the text of each step with its own names in
-scope, and reads the type of the result back into our words. A step that raises is
-refused; nothing runs after it.
+scope, and reads the type of the result back into our words. A step that raises what the
+engine raises to refuse is refused; one that raises anything else crashed the engine, which
+is no verdict. Nothing runs after either.
 """
 
 import re
@@ -47,6 +48,7 @@ class Verdict:
     type: TensorType | None
     message: str = ""
     error: str = ""  # the name of the exception
+    crashed: bool = False  # the engine failed: neither accepted nor refused
 
     @property
     def accepted(self) -> bool:
@@ -55,6 +57,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.type is not None:
             return repr(self.type)
+        if self.crashed:
+            return f"crashed: {self.error}: {self.message}"
         return f"{'says' if self.accepted else 'refused'}: {self.message}"
 
 
@@ -63,6 +67,11 @@ class Engine(ABC):
 
     name: str
     names: Mapping[str, Any]  # the collectives and the types, as the engine calls them
+    refusals: tuple[type[BaseException], ...]  # what it raises to refuse a program
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether an error is a refusal; else the engine crashed."""
+        return isinstance(error, self.refusals) and not isinstance(error, RecursionError)
 
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
@@ -151,7 +160,9 @@ class Running:
         try:
             value = evaluate(text, values, self.engine.names)
         except Exception as error:
-            return None, Verdict(None, first_line(error), type(error).__name__)
+            crashed = not self.engine.refuses(error)
+            name = type(error).__name__
+            return None, Verdict(None, first_line(error), name, crashed)
         try:
             return value, Verdict(self.engine.type_of(value, self.mesh))
         except ValueError as error:
@@ -201,6 +212,8 @@ class Ours(Engine):
     """The checker of this package, on a mesh of sizes alone."""
 
     name = "placements"
+    # RuntimeError: torch's own, of shapes that do not fit.
+    refusals = (placements.PlacementError, RuntimeError, IndexError)
     names: Mapping[str, Any] = {
         name: getattr(placements, name)
         for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "

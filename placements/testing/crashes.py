@@ -48,6 +48,12 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
+def crash_of(error: BaseException, more: str = "") -> CheckerCrash:
+    """The crash that an error is, or that it tells of."""
+    cause = cause_of(error)
+    return cause if isinstance(cause, CheckerCrash) else CheckerCrash(cause, more)
+
+
 def is_verdict(error: BaseException, *promised: type[BaseException]) -> bool:
     """Whether an error is what a checker promises to raise, and not a crash.
 
