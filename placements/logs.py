@@ -94,6 +94,7 @@ class Log:
         passed: Counter[tuple[str, str, int, str, str]] = Counter()
         keys: list[Key] = []
         for one in self.entries:
+            site: tuple[str, str, int, str, str]
             if isinstance(one, Draw):
                 site = (DRAW, one.where, one.call, "", "")
             else:

@@ -62,7 +62,7 @@ def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
         return None
     theirs = run(engine, checked.program)
     for k, (said, heard) in enumerate(zip(checked.verdicts, theirs, strict=False), 1):
-        if heard.error == "NotAsked" or heard.crashed:
+        if heard.error == "NotAsked" or heard.crash is not None:
             return None
         if not agree(engine, said, heard):
             return Disagreement(engine.name, checked.up_to(k), heard)

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -48,7 +48,8 @@ class Verdict:
     type: TensorType | None
     message: str = ""
     error: str = ""  # the name of the exception
-    crashed: bool = False  # the engine failed: neither accepted nor refused
+    # What the engine raised when it failed: it has neither accepted nor refused.
+    crash: Exception | None = field(default=None, compare=False)
 
     @property
     def accepted(self) -> bool:
@@ -57,7 +58,7 @@ class Verdict:
     def __str__(self) -> str:
         if self.type is not None:
             return repr(self.type)
-        if self.crashed:
+        if self.crash is not None:
             return f"crashed: {self.error}: {self.message}"
         return f"{'says' if self.accepted else 'refused'}: {self.message}"
 
@@ -160,9 +161,8 @@ class Running:
         try:
             value = evaluate(text, values, self.engine.names)
         except Exception as error:
-            crashed = not self.engine.refuses(error)
-            name = type(error).__name__
-            return None, Verdict(None, first_line(error), name, crashed)
+            crash = None if self.engine.refuses(error) else error
+            return None, Verdict(None, first_line(error), type(error).__name__, crash)
         try:
             return value, Verdict(self.engine.type_of(value, self.mesh))
         except ValueError as error:
@@ -212,8 +212,7 @@ class Ours(Engine):
     """The checker of this package, on a mesh of sizes alone."""
 
     name = "placements"
-    # RuntimeError: torch's own, of shapes that do not fit.
-    refusals = (placements.PlacementError, RuntimeError, IndexError)
+    refusals = (placements.PlacementError,)
     names: Mapping[str, Any] = {
         name: getattr(placements, name)
         for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "

@@ -90,7 +90,7 @@ class SpmdTypes(Engine):
     """The checker of `spmd_types`: local mode, or global mode, which knows dims."""
 
     # Its own errors are RuntimeErrors, as those of torch are; ValueErrors are about calls.
-    refusals = (RuntimeError, ValueError, _peer.SpmdTypeError)
+    refusals = (RuntimeError, ValueError)
     names: Mapping[str, Any] = {
         name: getattr(spmd_types, name)
         for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "

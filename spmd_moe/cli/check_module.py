@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from placements import PlacementError
-from placements.testing.failures import RankFailure
+from placements.testing.crashes import CheckerCrash, check_judged
+from placements.testing.failures import RankFailure, shown_line
 from spmd_moe.cli import check_json, legends
+from spmd_moe.cli.crash import told
 from spmd_moe.cli.degrees import parse_mesh
+from spmd_moe.cli.forward_hints import line_of_forward
 from spmd_moe.cli.own_module import OwnModule, own_module
 from spmd_moe.cli.progress import progress
 from spmd_moe.cli.run_own_module import (
@@ -19,9 +22,11 @@ from spmd_moe.cli.run_own_module import (
     check_reference,
     check_types,
     check_values,
+    run_plainly,
 )
 from spmd_moe.cli.show_crossings import show_crossings
 from spmd_moe.cli.tables import say
+from spmd_moe.cli.terminal import BadInput
 from spmd_moe.cli.user_code import blamed
 
 SAID = {
@@ -39,6 +44,9 @@ CHECKS: dict[str, Callable[[OwnModule, Checked], None]] = {
 }
 
 
+FAILURES = (PlacementError, RankFailure, AssertionError, CheckerCrash)
+
+
 @dataclass
 class _Outcome:
     """What the types said, the checks that passed, and what the next one said."""
@@ -46,37 +54,46 @@ class _Outcome:
     types: Checked | None = None
     done: list[str] = field(default_factory=list[str])
     failure: str | None = None
+    code: int = 0
 
 
 def run_module(args: argparse.Namespace, console: Console) -> int:
-    """0 if all checks pass, 1 if one fails."""
+    """0 if all checks pass, 1 if one fails, 3 if the checker itself does."""
     own = own_module(args.module, None if args.mesh is None else parse_mesh(args.mesh))
     outcome = _Outcome()
     try:
         _check(own, outcome)
-    except (PlacementError, RankFailure, AssertionError) as error:
+    except FAILURES as error:
         if args.debug:
             raise
-        outcome.failure = str(error) or repr(error)
+        outcome.failure, outcome.code = told(error, AssertionError)
+        if isinstance(error, AssertionError):  # of a comparison, which has no line
+            line = shown_line(line_of_forward(own.cls))
+            outcome.failure += f"\n  in {own.cls.__name__}.forward ({line})"
     if args.json:
         _print_json(own, outcome)
     else:
         _show(console, own, outcome)
-    return 0 if outcome.failure is None else 1
+    return outcome.code
 
 
 def _check(own: OwnModule, outcome: _Outcome) -> None:
     names = [name for name in SAID if name != "reference" or own.reference is not None]
     with progress(names, "checking", len(names)) as shown:
         for name in shown:
-            if outcome.types is None:
-                with blamed(own.name, own.cls, PlacementError):
-                    outcome.types = check_types(own)
-            elif name == "gradients" and not outcome.types.smooth:
+            if name == "gradients" and outcome.types and not outcome.types.smooth:
                 continue  # integers alone: there are none
-            else:
-                with blamed(own.name, own.cls, PlacementError, RankFailure, AssertionError):
-                    CHECKS[name](own, outcome.types)
+            with blamed(own.name, own.cls, *FAILURES):
+                try:
+                    if outcome.types is None:
+                        outcome.types = check_types(own)
+                    else:
+                        CHECKS[name](own, outcome.types)
+                except (BadInput, AssertionError):
+                    raise
+                except Exception as error:
+                    check_judged(error, lambda: run_plainly(own))
+                    raise
             outcome.done.append(name)
 
 

@@ -29,8 +29,8 @@ from placements.torch_private import unseen
 from placements.types import AxisType, R, Shard, as_axis_type
 from spmd_moe.cli.forward_hints import (
     axes_of_result,
+    calls_forward,
     check_result,
-    plain_forward,
     read_arguments,
 )
 from spmd_moe.cli.terminal import BadInput
@@ -56,21 +56,15 @@ class OwnModule:
 
     @property
     def placed(self) -> dict[str, Placed]:
-        """Arguments and parameters, under names that a call can use."""
+        """Arguments and parameters, as `forward` calls them."""
         own = {_alias(name): placed for name, placed in self.parameters.items()}
         return {**self.inputs, **own}
 
     def call(self, **values: Tensor) -> list[Tensor]:
         """The tensors that the module returns on this rank's parts of `placed`."""
         weights = {name: values.pop(_alias(name)) for name in self.parameters}
-        signature = inspect.signature(plain_forward(self.cls))
-        first = [
-            values.pop(one.name)
-            for one in signature.parameters.values()
-            if one.kind is one.POSITIONAL_ONLY and one.name in values
-        ]
         module = _build(self.name, self.cls)
-        result = torch.func.functional_call(module, weights, tuple(first), values)
+        result = calls_forward(self.cls, list(values))(module, weights, **values)
         return self._tensors("forward", result)
 
     @property
@@ -137,7 +131,7 @@ def own_module(name: str, mesh: Mapping[str, int] | None) -> OwnModule:
 
 
 def _alias(name: str) -> str:
-    return "weight__" + name.replace(".", "__")
+    return f"self.{name}"
 
 
 def _build(name: str, cls: type[nn.Module]) -> nn.Module:
