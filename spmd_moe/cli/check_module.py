@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 from placements import PlacementError
 from placements.testing.crashes import CheckerCrash, check_judged
 from placements.testing.failures import RankFailure, shown_line
+from placements.testing.spmd_case import OF_REFERENCE
 from spmd_moe.cli import check_json, legends
 from spmd_moe.cli.crash import told
 from spmd_moe.cli.degrees import parse_mesh
@@ -66,7 +68,7 @@ def run_module(args: argparse.Namespace, console: Console) -> int:
     except FAILURES as error:
         if args.debug:
             raise
-        outcome.failure, outcome.code = told(error, AssertionError)
+        outcome.failure, outcome.code = told(error, AssertionError, RankFailure)
         if isinstance(error, AssertionError):  # of a comparison, which has no line
             line = shown_line(line_of_forward(own.cls))
             outcome.failure += f"\n  in {own.cls.__name__}.forward ({line})"
@@ -83,18 +85,26 @@ def _check(own: OwnModule, outcome: _Outcome) -> None:
         for name in shown:
             if name == "gradients" and outcome.types and not outcome.types.smooth:
                 continue  # integers alone: there are none
-            with blamed(own.name, own.cls, *FAILURES):
-                try:
-                    if outcome.types is None:
-                        outcome.types = check_types(own)
-                    else:
-                        CHECKS[name](own, outcome.types)
-                except (BadInput, AssertionError):
-                    raise
-                except Exception as error:
-                    check_judged(error, lambda: run_plainly(own))
-                    raise
+            if outcome.types is None:
+                with blamed(own.name, own.cls, PlacementError, CheckerCrash), _judged(own):
+                    outcome.types = check_types(own)
+            else:
+                with blamed(own.name, own.cls, *FAILURES), _judged(own, AssertionError):
+                    CHECKS[name](own, outcome.types)
             outcome.done.append(name)
+
+
+@contextmanager
+def _judged(own: OwnModule, *promised: type[Exception]) -> Generator[None]:
+    """CheckerCrash for what neither a check promises nor the module raises by itself."""
+    try:
+        yield
+    except (BadInput, *promised):
+        raise
+    except Exception as error:
+        if OF_REFERENCE not in getattr(error, "__notes__", ()):
+            check_judged(error, lambda: run_plainly(own))
+        raise
 
 
 def _print_json(own: OwnModule, outcome: _Outcome) -> None:

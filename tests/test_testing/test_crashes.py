@@ -1,21 +1,26 @@
 """A failure of the checker is told as one, and never counted as a refusal."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
 import torch
+from hypothesis import find
 from jaxtyping import Float
 from torch import Tensor
 
 from placements import On, P, PlacementError, R, S, all_reduce, infer, typed
 from placements.propagate import Typecheck
 from placements.testing import assert_spmd_equivalent, check_spmd_case
-from placements.testing.cases import table
+from placements.testing.cases.table import calls
 from placements.testing.crashes import CheckerCrash, check_judged
 from placements.testing.laws.kept_numbers import is_kept
 from placements.testing.laws.losses import check_loss
+from placements.testing.laws.padding import check_padding, padded_calls
+from placements.testing.laws.placed_calls import placed_calls
+from placements.testing.laws.sound import check_sound
 from placements.testing.spmd_case import refusal
 from placements.verify import Verify
 from spmd_moe.bugs.catalogue import BUGS
@@ -38,11 +43,12 @@ def at_entry(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Typecheck, "__enter__", raising(error))
 
 
-def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception, *names: str) -> None:
+    wanted = names or ("mul", "matmul", "linear", "__matmul__")
     plain = Typecheck.__torch_function__
 
     def crash(self: Any, func: Any, *rest: Any) -> Any:
-        if getattr(func, "__name__", "") in ("mul", "matmul", "linear", "__matmul__"):
+        if getattr(func, "__name__", "") in wanted:
             raise error
         return plain(self, func, *rest)
 
@@ -51,7 +57,7 @@ def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 def in_verify(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr("placements.verify.first_lie", raising(error))
+    monkeypatch.setattr(sys.modules["placements.verify"], "first_lie", raising(error))
 
 
 PLACES = [at_entry, at_an_op]
@@ -112,7 +118,7 @@ def test_what_the_program_raises_by_itself_is_no_crash() -> None:
     with pytest.raises(Exception, match="KeyError: 'dp'") as found:
         check_spmd_case(indexes, whole, INPUTS, mesh={"tp": 2})
     assert not isinstance(found.value, CheckerCrash)
-    with pytest.raises(Exception, match="of size 9|must match") as found:
+    with pytest.raises(Exception, match=r"of size 9|must match") as found:
         check_spmd_case(lambda x_TD: x_TD + torch.ones(9), whole, INPUTS, mesh={"tp": 2})
     assert not isinstance(found.value, CheckerCrash)
 
@@ -137,16 +143,23 @@ def test_the_laws_tell_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
         Mesh({"tp": 2}), 2, ({"tp": R},), (drawn.Step("double", (0,)),), 0
     )
     assert drawn.check_program(program) and check_lockstep(program) == []
-    call = next(c for c in table.all_calls() if is_kept(c) is not None)
+    call = find(calls(name="neg"), lambda call: bool(is_kept(call)))
+    placed = find(placed_calls(name="neg"), check_sound)
+    padded = find(padded_calls(name="neg"), check_padding)
     at_an_op(monkeypatch, RuntimeError("odd"))
     with pytest.raises(CheckerCrash):
         drawn.check_program(program)
     with pytest.raises(CheckerCrash):
         check_lockstep(program)
+    with monkeypatch.context() as patched:
+        at_an_op(patched, ValueError("odd"), "neg", "__neg__", "negative", "neg_")
+        for law in (lambda: is_kept(call), lambda: check_sound(placed)):
+            with pytest.raises(CheckerCrash, match="ValueError: odd"):
+                law()
+        with pytest.raises(CheckerCrash, match="ValueError: odd"):
+            check_padding(padded)
     at_entry(monkeypatch, ValueError("odd"))
-    with pytest.raises(Exception, match="odd"):
-        is_kept(call)
-    with pytest.raises(Exception, match="odd"):
+    with pytest.raises(ValueError, match="odd"):
         check_loss("P")
 
 
@@ -231,7 +244,7 @@ def test_a_lookup_that_fails_in_this_package_is_a_crash() -> None:
     try:
         fails()
     except KeyError as error:
-        with pytest.raises(CheckerCrash, match="test_crashes.py"):
+        with pytest.raises(CheckerCrash, match=r"test_crashes\.py"):
             check_judged(error, lambda: None)
 
 
