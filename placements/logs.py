@@ -94,13 +94,12 @@ class Log:
         passed: Counter[tuple[str, str, int, str, str]] = Counter()
         keys: list[Key] = []
         for one in self.entries:
-            site: tuple[str, str, int, str, str]
-            if isinstance(one, Draw):
-                site = (DRAW, one.where, one.call, "", "")
-            else:
-                site = (one.kind, one.where, one.call, one.name, one.cause)
-            passed[site] += 1
-            keys.append((*site, passed[site]))
+            kind, name, cause = DRAW, "", ""
+            if isinstance(one, Event):
+                kind, name, cause = one.kind, one.name, one.cause
+            passed[kind, one.where, one.call, name, cause] += 1
+            time = passed[kind, one.where, one.call, name, cause]
+            keys.append((kind, one.where, one.call, name, cause, time))
         return keys
 
     def last(self) -> str:

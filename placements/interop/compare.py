@@ -56,15 +56,16 @@ class Disagreement:
 def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
     """Run a program under a peer, and find the first step where it differs from ours.
 
-    None if there is none, or if the peer cannot be asked from some step on, or crashes.
+    None if there is none, or if the peer cannot be asked from some step on. A peer that
+    crashes agrees with nobody, and no row of the table explains it.
     """
     if not engine.can_declare(checked.program):
         return None
     theirs = run(engine, checked.program)
     for k, (said, heard) in enumerate(zip(checked.verdicts, theirs, strict=False), 1):
-        if heard.error == "NotAsked" or heard.crash is not None:
+        if heard.error == "NotAsked":
             return None
-        if not agree(engine, said, heard):
+        if heard.crash is not None or not agree(engine, said, heard):
             return Disagreement(engine.name, checked.up_to(k), heard)
     return None
 
@@ -88,7 +89,8 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     moved = _letters(step)
     said = found.theirs.message or found.ours.message
     return (
-        engine.name in row.engines
+        found.theirs.crash is None
+        and engine.name in row.engines
         and row.verdict == found.verdict
         and (not row.forms or step.form in row.forms.split("; "))
         and (not row.moves or moved in row.moves.split())

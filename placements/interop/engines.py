@@ -71,8 +71,12 @@ class Engine(ABC):
     refusals: tuple[type[BaseException], ...]  # what it raises to refuse a program
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an error is a refusal; else the engine crashed."""
-        return isinstance(error, self.refusals) and not isinstance(error, RecursionError)
+        """Whether an error is a refusal; else the engine crashed.
+
+        A refusal says something: an assertion without a word is about the engine.
+        """
+        crash = isinstance(error, RecursionError) or not str(error)
+        return isinstance(error, self.refusals) and not crash
 
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
