@@ -42,6 +42,8 @@ class Disagreement:
 
     @property
     def verdict(self) -> str:
+        if self.theirs.crash is not None:
+            return table.THEY_CRASH
         if self.ours.accepted and self.theirs.accepted:
             return table.OTHER_TYPE
         return table.THEY_REFUSE if self.ours.accepted else table.WE_REFUSE
@@ -57,7 +59,7 @@ def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
     """Run a program under a peer, and find the first step where it differs from ours.
 
     None if there is none, or if the peer cannot be asked from some step on. A peer that
-    crashes agrees with nobody, and no row of the table explains it.
+    crashes agrees with nobody.
     """
     if not engine.can_declare(checked.program):
         return None
@@ -89,8 +91,7 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     moved = _letters(step)
     said = found.theirs.message or found.ours.message
     return (
-        found.theirs.crash is None
-        and engine.name in row.engines
+        engine.name in row.engines
         and row.verdict == found.verdict
         and (not row.forms or step.form in row.forms.split("; "))
         and (not row.moves or moved in row.moves.split())
