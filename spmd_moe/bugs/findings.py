@@ -42,10 +42,10 @@ class Finding:
     by: str
     headline: str
     right_passes: bool
-    as_expected: bool
-    crash: str | None
     opinions: dict[str, Opinion]
     same_words: Opinion
+    as_expected: bool = True
+    crash: str | None = None
 
     @property
     def must_accept(self) -> bool:
@@ -90,10 +90,10 @@ def find_all(bugs: Iterable[Bug]) -> list[Finding]:
                 verdict.by,
                 verdict.headline,
                 verdict.right_failed is None,
-                verdict.is_as(bug),
-                None if verdict.crash is None else str(verdict.crash),
                 {name: opinion_of(engine, bug) for name, engine in engines.items()},
                 opinion_of(SameWords(), bug),
+                verdict.is_as(bug),
+                None if verdict.crash is None else str(verdict.crash),
             )
         )
     return found

@@ -25,8 +25,8 @@ def settled(wanted: int) -> int:
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_an_endless_loop_leaves_no_thread(victim: int, stubborn: bool) -> None:
     def program() -> None:
-        swallowed = 0
-        while dist.get_rank() == victim:
+        rank, swallowed = dist.get_rank(), 0
+        while rank == victim:
             try:
                 sum(range(100))
             except BaseException:
