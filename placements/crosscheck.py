@@ -3,7 +3,8 @@
 A log is what one rank saw at crossings, in program order. Ranks are compared along one
 mesh axis at a time, event by event: an event is known by its site, by how often the site
 was passed before, and by the tensor's name there. An event that only some ranks have is
-itself a finding.
+itself a finding. Of several findings the first in the order of the program is told, since
+the others may follow from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,22 @@ from placements.draws import draw_lies
 from placements.duals import REASONS
 from placements.errors import PlacementError
 from placements.fingerprints import Fingerprint
-from placements.logs import COLLECTIVE, GRADIENT, VALUE, Event, Lie, Log
+from placements.logs import (
+    COLLECTIVE,
+    GRADIENT,
+    VALUE,
+    Event,
+    Lie,
+    Log,
+    Positions,
+    program_order,
+)
 
 
 def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
     """The first claim in program order that the ranks' logs contradict."""
-    lies = sorted([*_lies(logs), *draw_lies(logs)], key=lambda lie: lie.position)
+    at = program_order(logs)
+    lies = sorted([*_lies(logs, at), *draw_lies(logs, at)], key=lambda lie: lie.position)
     if not lies:
         return _without_gradient(logs)
     # What lies once often shows on several axes and at later crossings.
@@ -28,8 +39,16 @@ def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
     return lies[0].error
 
 
-def _lies(logs: Mapping[int, Log]) -> Iterator[Lie]:
-    meshes = dict.fromkeys(event.mesh for log in logs.values() for event in log.events)
+def _lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
+    events = {
+        rank: [
+            (position, entry)
+            for position, entry in zip(at[rank], log.entries, strict=True)
+            if isinstance(entry, Event)
+        ]
+        for rank, log in logs.items()
+    }
+    meshes = dict.fromkeys(event.mesh for found in events.values() for _, event in found)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():
@@ -37,7 +56,7 @@ def _lies(logs: Mapping[int, Log]) -> Iterator[Lie]:
                 numbered = {
                     rank: [
                         (position, event)
-                        for position, event in enumerate(logs[rank].events)
+                        for position, event in events[rank]
                         if event.mesh == mesh and axis in event.claims
                     ]
                     for rank in ranks
@@ -57,7 +76,7 @@ def _collectives(axis: str, numbered: Numbered) -> Iterator[Lie]:
     for number, row in enumerate(zip_longest(*runs)):
         said = [f"{e[1].name} at {e[1].where}" if e else "none" for e in row]
         if len(set(said)) > 1:
-            position, event = next(one for one in row if one)
+            position, event = min((one for one in row if one), key=lambda one: one[0])
             lines = [
                 f"rank {rank}: {text}" for rank, text in zip(numbered, said, strict=True)
             ]

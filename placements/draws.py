@@ -8,20 +8,31 @@ ranks in one state would mask different rows alike.
 from collections.abc import Iterator, Mapping, Sequence
 
 from placements.errors import PlacementError
-from placements.logs import Draw, Lie, Log
+from placements.logs import Draw, Lie, Log, Positions
 from placements.types import WORDS
 
+# A draw, and its place in the order of the program.
+_Placed = tuple[int, Draw]
 
-def draw_lies(logs: Mapping[int, Log]) -> Iterator[Lie]:
+
+def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
     """The draws whose generators are not in the states that the program claims."""
-    meshes = dict.fromkeys(draw.mesh for log in logs.values() for draw in log.draws)
+    draws = {
+        rank: [
+            (position, entry)
+            for position, entry in zip(at[rank], log.entries, strict=True)
+            if isinstance(entry, Draw)
+        ]
+        for rank, log in logs.items()
+    }
+    meshes = dict.fromkeys(draw.mesh for found in draws.values() for _, draw in found)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():
                 found = {
                     rank: {
-                        (draw.where, draw.call): draw
-                        for draw in logs[rank].draws
+                        (draw.where, draw.call): (position, draw)
+                        for position, draw in draws[rank]
                         if draw.mesh == mesh and axis in draw.letters
                     }
                     for rank in group
@@ -30,9 +41,13 @@ def draw_lies(logs: Mapping[int, Log]) -> Iterator[Lie]:
                 yield from _along(axis, found)
 
 
-def _along(axis: str, found: Mapping[int, Mapping[tuple[str, int], Draw]]) -> Iterator[Lie]:
+def _along(
+    axis: str, found: Mapping[int, Mapping[tuple[str, int], _Placed]]
+) -> Iterator[Lie]:
     for key in dict.fromkeys(key for draws in found.values() for key in draws):
-        drew = {rank: draws[key] for rank, draws in found.items() if key in draws}
+        placed = {rank: draws[key] for rank, draws in found.items() if key in draws}
+        drew = {rank: draw for rank, (_, draw) in placed.items()}
+        position = min(position for position, _ in placed.values())
         first = next(iter(drew.values()))
         absent = [rank for rank in found if rank not in drew]
         # Where each rank draws for itself one that has no rows draws nothing.
@@ -42,7 +57,7 @@ def _along(axis: str, found: Mapping[int, Mapping[tuple[str, int], Draw]]) -> It
         else:
             ranks = _alike(drew)
         if len(ranks) > 1:
-            yield Lie(first.position, _error(axis, first, ranks[:2]))
+            yield Lie(position, _error(axis, first, ranks[:2]))
 
 
 def _alike(drew: Mapping[int, Draw]) -> list[int]:

@@ -3,6 +3,7 @@
 Everything here is plain data that is equal on ranks that saw the same.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -14,7 +15,7 @@ from placements.mesh import Mesh
 from placements.tensor_type import TensorType
 from placements.types import WORDS, Shard
 
-VALUE, GRADIENT, COLLECTIVE = "value", "gradient", "collective"
+VALUE, GRADIENT, COLLECTIVE, DRAW = "value", "gradient", "collective", "draw"
 
 
 class Claim(NamedTuple):
@@ -72,23 +73,40 @@ class Draw(NamedTuple):
     letters: Mapping[str, str]  # what it is, on the axes of which something is claimed
     shared: frozenset[str]  # the axes on which all ranks are said to draw alike
     state: int
-    position: int  # how many events came before
+
+
+# What tells an entry of a rank's log apart from the others there, and is equal on ranks
+# that run the same program: kind, site, which call of it, name, cause, which time.
+Key = tuple[str, str, int, str, str, int]
 
 
 @dataclass
 class Log:
-    """What one rank saw of a step."""
+    """What one rank saw of a step, in the order in which it happened."""
 
-    events: list[Event] = field(default_factory=list[Event])
-    draws: list[Draw] = field(default_factory=list[Draw])
+    entries: list[Event | Draw] = field(default_factory=list[Event | Draw])
     # Parameters that took part and got no gradient, if any parameter got one.
     without_gradient: list[str] = field(default_factory=list[str])
     backward_ran: bool = False
 
+    def keys(self) -> list[Key]:
+        """The key of every entry."""
+        passed: Counter[tuple[str, str, int, str, str]] = Counter()
+        keys: list[Key] = []
+        for one in self.entries:
+            kind, name, cause = DRAW, "", ""
+            if isinstance(one, Event):
+                kind, name, cause = one.kind, one.name, one.cause
+            passed[kind, one.where, one.call, name, cause] += 1
+            time = passed[kind, one.where, one.call, name, cause]
+            keys.append((kind, one.where, one.call, name, cause, time))
+        return keys
+
     def last(self) -> str:
         """How far this rank came."""
-        crossings = [e for e in self.events if e.kind != COLLECTIVE]
-        sent = [e for e in self.events if e.kind == COLLECTIVE]
+        events = [entry for entry in self.entries if isinstance(entry, Event)]
+        crossings = [e for e in events if e.kind != COLLECTIVE]
+        sent = [e for e in events if e.kind == COLLECTIVE]
         last = f"{crossings[-1].where}: {crossings[-1].name}" if crossings else "none"
         collective = f"{sent[-1].name} at {sent[-1].where}" if sent else "none"
         return (
@@ -102,6 +120,35 @@ class Lie(NamedTuple):
 
     position: int
     error: PlacementError
+
+
+# By rank: the place of each of its entries in the order of the whole program.
+Positions = Mapping[int, list[int]]
+
+
+def program_order(logs: Mapping[int, Log]) -> Positions:
+    """One order of what all ranks logged, in which every rank's own order is kept.
+
+    What only some ranks logged comes right after what they logged before it. So a rank
+    that did something alone is not ahead of the others from then on, and what follows
+    from that is later than it. (Ranks that ran in different orders have none in common;
+    then the first rank's counts.)
+    """
+    start: Key = ("", "", 0, "", "", 0)
+    following: dict[Key, Key | None] = {start: None}  # a list in which one can insert
+    by_rank = {rank: log.keys() for rank, log in logs.items()}
+    for keys in by_rank.values():
+        before = start
+        for key in keys:
+            if key not in following:
+                following[key], following[before] = following[before], key
+            before = key
+    place: dict[Key, int] = {}
+    key = following[start]
+    while key is not None:
+        place[key] = len(place)
+        key = following[key]
+    return {rank: [place[key] for key in keys] for rank, keys in by_rank.items()}
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:

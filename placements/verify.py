@@ -90,7 +90,7 @@ class Verify(Typecheck):
         self._log = Log()
         self._backward_ran = False
         self._calls: Counter[tuple[str, str]] = Counter()
-        # position of an event -> what to finish its fingerprint from
+        # position of an event in the log -> what to finish its fingerprint from
         self._pending: dict[int, tuple[Tensor, tuple[int, ...], torch.dtype]] = {}
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
         self._hooks: list[RemovableHandle] = []
@@ -181,9 +181,9 @@ class Verify(Typecheck):
     def _drew(self, where: str, drawing: Drawing) -> None:
         self._calls[where, ""] += 1
         assert drawing.state is not None
-        self._log.draws.append(
+        self._log.entries.append(
             Draw(where, self._calls[where, ""], drawing.name, self._key(drawing.mesh()),
-                 drawing.letters(), drawing.shared, drawing.state, len(self._log.events))
+                 drawing.letters(), drawing.shared, drawing.state)
         )  # fmt: skip
 
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
@@ -215,10 +215,10 @@ class Verify(Typecheck):
     ) -> None:
         if projected is not None:
             # Read at the end of the step: a device would have to be waited for.
-            at = len(self._log.events)
+            at = len(self._log.entries)
             self._pending[at] = projected, tuple(x.shape), x.dtype
         key = self._key(mesh)
-        self._log.events.append(Event(kind, where, call, name, key, claims, None, cause))
+        self._log.entries.append(Event(kind, where, call, name, key, claims, None, cause))
 
     def _key(self, mesh: Mesh) -> MeshKey:
         if mesh not in self._keys:
@@ -260,7 +260,8 @@ class Verify(Typecheck):
                 self._pending.items(), numbers, strict=True
             ):
                 found = Fingerprint.of(shape, dtype, projected, self._rtol)
-                log.events[at] = log.events[at]._replace(fingerprint=found)
+                event = cast(Event, log.entries[at])
+                log.entries[at] = event._replace(fingerprint=found)
         log.backward_ran = self._backward_ran
         log.without_gradient = self._expected.missing()
         return log
@@ -279,7 +280,7 @@ class Verify(Typecheck):
         kind = f"{entry.kind}{' (backward)' * entry.backward}"
         claims = {entry.axis: Claim("P")}
         event = Event(COLLECTIVE, entry.caller, 0, kind, self._key(mesh), claims)
-        self._log.events.append(event)
+        self._log.entries.append(event)
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:

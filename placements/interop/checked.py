@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from placements.errors import PlacementError
 from placements.interop.engines import Ours, Running, Verdict, evaluate
 from placements.interop.programs import (
     FLOAT,
@@ -24,6 +23,7 @@ from placements.interop.programs import (
     choose_step,
 )
 from placements.tensor_type import TensorType
+from placements.testing.crashes import CheckerCrash
 from placements.torch_private import unseen
 
 MAX_STEPS = 5
@@ -91,9 +91,16 @@ def draw_checked(choose: Choose) -> Checked:
 def _is_answer(
     verdict: Verdict, step: Step, values: Sequence[Tensor], types: Sequence[TensorType]
 ) -> bool:
-    """Whether a verdict is about types, not about shapes that fit nowhere."""
-    if verdict.accepted or verdict.error != PlacementError.__name__:
-        return verdict.accepted
+    """Whether a verdict is about types, not about shapes that fit nowhere.
+
+    CheckerCrash if our checker failed on what torch itself accepts.
+    """
+    if verdict.crash is not None:
+        if step.move is not None or _runs(step, [tuple(v.shape) for v in values], values):
+            raise CheckerCrash(verdict.crash, f": {step.text}")
+        return False
+    if verdict.accepted:
+        return True
     return step.move is not None or _torch_accepts(step, values, types)
 
 
@@ -103,15 +110,17 @@ def _torch_accepts(
     """Whether shapes fit, as one rank holds them or as one device does."""
     held = [tuple(value.shape) for value in values]
     whole = [t.global_shape(shape) for t, shape in zip(types, held, strict=True)]
+    return _runs(step, held, values) or _runs(step, whole, values)
+
+
+def _runs(step: Step, shapes: Sequence[tuple[int, ...]], values: Sequence[Tensor]) -> bool:
     with unseen():
-        for shapes in (held, whole):
-            plain = [
-                torch.zeros(shape, dtype=value.dtype)
-                for shape, value in zip(shapes, values, strict=True)
-            ]
-            try:
-                evaluate(step.text, plain, {})
-                return True
-            except (RuntimeError, IndexError, ValueError):
-                continue
-    return False
+        plain = [
+            torch.zeros(shape, dtype=value.dtype)
+            for shape, value in zip(shapes, values, strict=True)
+        ]
+        try:
+            evaluate(step.text, plain, {})
+        except (RuntimeError, IndexError, ValueError):
+            return False
+    return True

@@ -42,6 +42,8 @@ class Disagreement:
 
     @property
     def verdict(self) -> str:
+        if self.theirs.crash is not None:
+            return table.THEY_CRASH
         if self.ours.accepted and self.theirs.accepted:
             return table.OTHER_TYPE
         return table.THEY_REFUSE if self.ours.accepted else table.WE_REFUSE
@@ -56,7 +58,8 @@ class Disagreement:
 def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
     """Run a program under a peer, and find the first step where it differs from ours.
 
-    None if there is none, or if the peer cannot be asked from some step on.
+    None if there is none, or if the peer cannot be asked from some step on. A peer that
+    crashes agrees with nobody.
     """
     if not engine.can_declare(checked.program):
         return None
@@ -64,7 +67,7 @@ def disagreement(engine: Engine, checked: Checked) -> Disagreement | None:
     for k, (said, heard) in enumerate(zip(checked.verdicts, theirs, strict=False), 1):
         if heard.error == "NotAsked":
             return None
-        if not agree(engine, said, heard):
+        if heard.crash is not None or not agree(engine, said, heard):
             return Disagreement(engine.name, checked.up_to(k), heard)
     return None
 

@@ -13,12 +13,14 @@ SPMD = (LOCAL, GLOBAL)
 
 # who refuses
 WE_REFUSE, THEY_REFUSE, OTHER_TYPE = "we refuse", "they refuse", "another type"
+THEY_CRASH = "they crash"
 
-STRICTER, THEIRS, OTHER_WORD, BUG = (
+STRICTER, THEIRS, OTHER_WORD, BUG, CRASH = (
     "ours stricter",
     "theirs stricter",
     "another word",
     "bug in the peer",
+    "crash of the peer",
 )
 
 # Edits: what the peer takes the operands to be. Named here, made in compare.py.
@@ -47,6 +49,12 @@ class Difference:
 
 
 DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "an assertion without a word", SPMD, THEY_CRASH, CRASH,
+        "The cut from Replicate takes one row for each rank, and an assertion inside the "
+        "peer fails where there are others: nothing is said of the program.",
+        forms="convert; reinterpret; redistribute", says="^AssertionError$",
+    ),
     Difference(
         "local mode knows no dims", (LOCAL,), WE_REFUSE, STRICTER,
         "Every Shard is a Varying there, so an op that works along a cut dim, or meets "

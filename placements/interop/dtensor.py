@@ -132,6 +132,7 @@ class DTensorEngine(Engine):
     """DTensor's propagation; an op that needs a redistribution first is refused."""
 
     name = "DTensor"
+    refusals = (RuntimeError, ValueError, NotAsked)  # NotImplementedError is the first, too
     names: Mapping[str, Any] = {
         **{"R": R, "I": I, "V": V, "P": P, "S": Shard},
         **{call: _moved(call) for call in (*_KEEP_VALUE, "reinterpret")},

@@ -1,15 +1,16 @@
 """What an engine is asked: run a program, and say the type of every value.
 
 An engine declares inputs in its own way, runs the text of each step with its own names in
-scope, and reads the type of the result back into our words. A step that raises is
-refused; nothing runs after it.
+scope, and reads the type of the result back into our words. A step that raises what the
+engine raises to refuse is refused; one that raises anything else crashed the engine, which
+is no verdict. Nothing runs after either.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -47,6 +48,8 @@ class Verdict:
     type: TensorType | None
     message: str = ""
     error: str = ""  # the name of the exception
+    # What the engine raised when it failed: it has neither accepted nor refused.
+    crash: Exception | None = field(default=None, compare=False)
 
     @property
     def accepted(self) -> bool:
@@ -55,6 +58,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.type is not None:
             return repr(self.type)
+        if self.crash is not None:
+            return f"crashed: {self.error}: {self.message}"
         return f"{'says' if self.accepted else 'refused'}: {self.message}"
 
 
@@ -63,6 +68,15 @@ class Engine(ABC):
 
     name: str
     names: Mapping[str, Any]  # the collectives and the types, as the engine calls them
+    refusals: tuple[type[BaseException], ...]  # what it raises to refuse a program
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether an error is a refusal; else the engine crashed.
+
+        A refusal says something: an assertion without a word is about the engine.
+        """
+        crash = isinstance(error, RecursionError) or not str(error)
+        return isinstance(error, self.refusals) and not crash
 
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
@@ -151,7 +165,8 @@ class Running:
         try:
             value = evaluate(text, values, self.engine.names)
         except Exception as error:
-            return None, Verdict(None, first_line(error), type(error).__name__)
+            crash = None if self.engine.refuses(error) else error
+            return None, Verdict(None, first_line(error), type(error).__name__, crash)
         try:
             return value, Verdict(self.engine.type_of(value, self.mesh))
         except ValueError as error:
@@ -201,6 +216,7 @@ class Ours(Engine):
     """The checker of this package, on a mesh of sizes alone."""
 
     name = "placements"
+    refusals = (placements.PlacementError,)
     names: Mapping[str, Any] = {
         name: getattr(placements, name)
         for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "

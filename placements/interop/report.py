@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from placements.interop.cases import all_programs
 from placements.interop.checked import check
 from placements.interop.compare import Disagreement, disagreement, explain, peers
-from placements.interop.differences import BUG, DIFFERENCES, OTHER_WORD, STRICTER, THEIRS
+from placements.interop.differences import (
+    BUG,
+    CRASH,
+    DIFFERENCES,
+    OTHER_WORD,
+    STRICTER,
+    THEIRS,
+)
 from placements.interop.engines import Engine, Verdict, run
 from placements.interop.programs import Program
 
@@ -33,6 +40,7 @@ _KINDS = {
     THEIRS: "We accept; the ranks compute what one device does.",
     OTHER_WORD: "Both accept, and mean the same; the types do not say as much.",
     BUG: "The peer accepts what goes wrong, or states a type that is false.",
+    CRASH: "The peer fails inside, which is neither a refusal nor an acceptance.",
 }
 
 
@@ -94,7 +102,7 @@ def _length(found: Disagreement) -> tuple[int, str]:
 
 
 def _counted(result: Survey, engines: list[Engine]) -> str:
-    outcomes = ["both accept", "both refuse", STRICTER, THEIRS, OTHER_WORD, BUG]
+    outcomes = ["both accept", "both refuse", STRICTER, THEIRS, OTHER_WORD, BUG, CRASH]
     lines = [_line(["asked", *outcomes]), "|" + "---|" * (len(outcomes) + 1)]
     for engine in engines:
         numbers = [str(result.counts[engine.name, outcome]) for outcome in outcomes]
@@ -119,6 +127,8 @@ def _text(verdict: Verdict) -> str:
     if verdict.type is not None:
         return f"`{verdict.type!r}`"
     said = re.split(r"\. |\(Spec|, which|\(non-linear|\(sum of", verdict.message)[0]
+    if verdict.crash is not None:
+        return f"crashed: {verdict.error}"
     return f"{'says' if verdict.accepted else 'refused'}: {said.strip()[:120]}"
 
 

@@ -89,6 +89,9 @@ def from_peer(said: Mapping[str, Any], spec: Any, mesh: Mesh) -> TensorType:
 class SpmdTypes(Engine):
     """The checker of `spmd_types`: local mode, or global mode, which knows dims."""
 
+    # Its own errors are RuntimeErrors, as those of torch are; by ValueErrors and by
+    # assertions with a message it says what it demands of a call.
+    refusals = (RuntimeError, ValueError, AssertionError)
     names: Mapping[str, Any] = {
         name: getattr(spmd_types, name)
         for name in "R I V P S all_reduce all_gather reduce_scatter all_to_all "

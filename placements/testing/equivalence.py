@@ -13,8 +13,9 @@ from hypothesis import Phase, given, settings
 
 from placements.errors import PlacementError
 from placements.testing.arguments import Argument, arguments_of
+from placements.testing.crashes import CheckerCrash
 from placements.testing.failures import RankFailure
-from placements.testing.spmd_case import refusal
+from placements.testing.spmd_case import OF_REFERENCE, refusal
 from placements.testing.spmd_cases import Case, Values, cases, drawing_of
 
 
@@ -29,6 +30,8 @@ def assert_spmd_equivalent(
     examples: int | None = None,
 ) -> None:
     """AssertionError with the smallest case found where ranks and one device differ.
+
+    CheckerCrash if the checker itself fails: that is no refusal.
 
     `fn` is a `@typed` function (or module with declared parameters), `reference` takes
     the same arguments, global. `sizes` gives dims (by the names in the annotations) the
@@ -62,16 +65,24 @@ def assert_spmd_equivalent(
         try:
             refused = refusal(fn, reference, case.inputs, mesh=case.mesh, seed=case.seed)
         except Exception as error:
-            said = str(error)
-            if not isinstance(error, AssertionError | RankFailure):
-                said = f"the reference raised {error!r}"
-            advice = _advice(error, arguments)
-            code = case.code(fn, reference)
-            raise AssertionError(f"{said}{advice}\n\n{code}") from error
+            raise _told(error, arguments, case.code(fn, reference)) from error
         tally.add(case, refused)
 
     law()
     tally.check(list(drawing.meshes[0].sizes))
+
+
+def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Exception:
+    """What is raised for a case; a failure of the checker stays one."""
+    if isinstance(error, CheckerCrash):
+        return CheckerCrash(error.cause, f"\n\n{code}")
+    if OF_REFERENCE in getattr(error, "__notes__", ()):
+        said = f"the reference raised {error!r}"
+    elif isinstance(error, AssertionError | RankFailure):
+        said = str(error)
+    else:  # neither the ranks nor the reference: the comparison itself
+        return CheckerCrash(error, f"\n\n{code}")
+    return AssertionError(f"{said}{_advice(error, arguments)}\n\n{code}")
 
 
 def _advice(error: Exception, arguments: Sequence[Argument]) -> str:

@@ -14,6 +14,8 @@ from types import FrameType
 
 import torch
 
+from placements.errors import PlacementError
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing") + os.sep
 # Where packages are installed; torch may be a checkout somewhere else.
@@ -103,5 +105,32 @@ def describe_error(error: BaseException) -> str:
     return f"raised {headline_of(error)}  at {where}"
 
 
+def told_once(failure: RankFailure) -> str:
+    """A failure of ranks in which what several ranks raised is said once."""
+    rank, cause = failure.rank, failure.cause
+    if rank is None or cause is None:
+        return str(failure)  # where each rank stood is what there is to say
+    said = [f"rank {r}" for r, text in enumerate(failure.pending)
+            if text == failure.pending[rank]]  # fmt: skip
+    # Our own errors say where they are; of any other the line is told.
+    text = text_of(cause) if isinstance(cause, PlacementError) else describe_error(cause)
+    if len(said) == len(failure.pending):
+        return text
+    others = [
+        f"  rank {r}  {text}"
+        for r, text in enumerate(failure.pending)
+        if f"rank {r}" not in said
+    ]
+    return "\n".join([f"on {', '.join(said)}: {text}", *others])
+
+
 def headline_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; an exception may fail to say anything."""
+    try:
+        return str(error)
+    except BaseException as other:  # whatever it is, the first one is to be reported
+        return f"(its text cannot be shown: __str__ raised {type(other).__name__})"

@@ -4,13 +4,16 @@ A rank holds the baton while it computes. It gives the baton away only when it
 waits for something that another rank has yet to do, so a program of ranks is
 deterministic, and a deadlock is a fact (nobody can take the baton), not a
 timeout. When one rank fails, every other rank is led to its next collective,
-noted there, and unwound; the threads are then ready for the next run. This file
-does not know how a collective moves data, nor process groups.
+noted there, and unwound; the threads are then ready for the next run. A rank that
+computes for ever is interrupted, so that no thread is left behind. This file does not
+know how a collective moves data, nor process groups.
 """
 
 import _thread
+import ctypes
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
@@ -26,6 +29,8 @@ from placements.testing.failures import (
 )
 
 _GRACE_SECONDS = 5.0
+# How long a rank that is interrupted may take, and how often it is told.
+_UNWIND_SECONDS, _TELL_SECONDS = 1.0, 0.02
 
 T = TypeVar("T")
 
@@ -53,6 +58,7 @@ class _Rank:
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.thread: threading.Thread | None = None
+        self.lost = False  # it does not return to Python, where it could be interrupted
         self.reset()
 
     def reset(self) -> None:
@@ -92,6 +98,7 @@ class Lockstep:
         self._headline: str | None = None
         self._first: int | None = None
         self._handovers = 0
+        self._holder = 0  # the rank that has the baton
         self._task: Callable[[int], object] = lambda rank: None
         # set_num_threads also changes the default of threads born later; put it back.
         num_threads = torch.get_num_threads()
@@ -115,6 +122,7 @@ class Lockstep:
         self._headline, self._first, self._task = None, None, task
         random_state = torch.default_generator.get_state()
         try:
+            self._holder = 0
             self._ranks[0].baton.release()
             self._wait_for_all(timeout)
         finally:
@@ -186,6 +194,12 @@ class Lockstep:
         raise Aborted
 
     def _serve(self, number: int) -> None:
+        try:
+            self._serve_tasks(number)
+        except Aborted:
+            pass  # interrupted between two tasks: `_interrupt` goes on without it
+
+    def _serve_tasks(self, number: int) -> None:
         # Backward must stay on this thread: an autograd thread has no baton.
         torch.autograd.set_multithreading_enabled(False)
         rank = self._ranks[number]
@@ -195,6 +209,8 @@ class Lockstep:
                 return
             if self.usable:
                 self._perform(number)
+            if rank.lost:
+                return  # the others have gone on without it
             rank.finished = True
             self._hand_over(number)
             if not self.usable:
@@ -234,6 +250,7 @@ class Lockstep:
         if following is None:
             self._headline = self._deadlock()
             following = next(filter(self._can_run, order))
+        self._holder = self._ranks.index(following)
         following.baton.release()
 
     def _deadlock(self) -> str:
@@ -250,17 +267,49 @@ class Lockstep:
 
     def _wait_for_all(self, timeout: float | None) -> None:
         limit = -1 if timeout is None else timeout
+        failure: RankFailure | None = None
         try:
             seen = self._handovers
-            while not self._done.acquire(timeout=limit):
+            while failure is None and not self._done.acquire(timeout=limit):
                 if self._handovers == seen:
-                    self.usable = False
                     headline = f"a rank ran for {timeout} s without any collective"
-                    raise self._failure(headline)
+                    failure = self._failure(headline)  # while its line can be seen
                 seen = self._handovers
         except BaseException:
             # Ctrl-C, a test timeout: let the ranks unwind, or give the threads up.
             self._headline = self._headline or "interrupted"
-            if self.usable and not self._done.acquire(timeout=_GRACE_SECONDS):
-                self.usable = False
+            if not self._done.acquire(timeout=_UNWIND_SECONDS):
+                self._interrupt()
             raise
+        if failure is not None:
+            self._headline = self._headline or failure.headline
+            self._interrupt()
+            raise failure
+
+    def _interrupt(self) -> None:
+        """End all threads: the rank that has the baton is unwound where it is.
+
+        One that does not return to Python (it sleeps, or waits for a foreign lock) ends
+        when it does; the others are not kept waiting for it.
+        """
+        self.usable = False
+        told_since = time.monotonic()
+        told = -1
+        while not self._done.acquire(timeout=_TELL_SECONDS):
+            number, rank = self._holder, self._ranks[self._holder]
+            if number != told:
+                told, told_since = number, time.monotonic()
+            thread = cast(threading.Thread, rank.thread)
+            gone = not thread.is_alive()
+            if not gone:
+                _raise_in(thread, Aborted)
+            if gone or time.monotonic() - told_since > _UNWIND_SECONDS:
+                rank.lost = rank.finished = True
+                self._hand_over(number)
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise in a thread when it next runs Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(cast(int, thread.ident)), ctypes.py_object(error)
+    )

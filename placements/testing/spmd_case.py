@@ -7,7 +7,6 @@ joined by the types that the checker inferred.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,6 +21,7 @@ from placements.mesh import Mesh, as_mesh, set_current_mesh
 from placements.propagate import typecheck
 from placements.tensor_type import TensorType, declared, make
 from placements.testing.arguments import checked_type
+from placements.testing.crashes import check_judged
 from placements.testing.draws import numbers, seeded
 from placements.testing.failures import RankFailure
 from placements.testing.placed import join_ranks, part_of
@@ -30,6 +30,9 @@ from placements.torch_private import pytree, unseen
 from placements.types import AxisType, Partial, Shard, TypesLike
 
 Placed = tuple[Tensor, TypesLike]
+
+# The note on an error of the reference, which is the user's.
+OF_REFERENCE = "raised by the reference"
 
 # Ranks sum in another order than one device; drawn numbers are whole, parameters are not.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -47,7 +50,8 @@ def check_spmd_case(
 
     `inputs` gives each argument's global value and type; of a module its parameters and
     buffers too, by name. False if the checker refuses (`refusal` says why);
-    AssertionError if results or gradients differ; ValueError if an input is none.
+    AssertionError if results or gradients differ; ValueError if an input is none;
+    CheckerCrash if the checker itself fails, which is no refusal.
     """
     return refusal(fn, reference, inputs, mesh=mesh, seed=seed) is None
 
@@ -63,23 +67,56 @@ def refusal(
     """`check_spmd_case`, but what the checker says; None if it accepts."""
     sizes = Mesh(mesh)
     given = {name: _input(fn, name, placed, sizes) for name, placed in inputs.items()}
-    # Not an argument, of which every rank has a copy: what a rank leaves here is kept
-    # when others, that wait for it, fail.
-    stopped: list[PlacementError | RuntimeError] = []
-    ranks: list[_Rank | None] = []
-    try:
-        ranks = run_ranks(dict(mesh), partial(_one_rank, stopped), fn, given, seed)
-    except RankFailure:
-        if not stopped:
-            raise
+    stopped, ranks, failure = _on_ranks(_one_rank, fn, given, sizes, seed)
+
+    def plainly() -> None:
+        own, _, failed = _on_ranks(_plain_rank, fn, given, sizes, seed)
+        for error in (*own, *([failed] if failed is not None else [])):
+            raise error
+
+    for error in (*stopped, *([failure] if failure is not None else [])):
+        check_judged(error, plainly)
     for error in stopped:
         if isinstance(error, PlacementError):
             return error
     for error in stopped:
         raise AssertionError(f"a rank raised {error!r}") from error
+    if failure is not None:
+        raise failure
     done = [rank for rank in ranks if rank is not None]
     _check_against(reference, done, given, sizes, seed)
     return None
+
+
+def _on_ranks(
+    program: "Callable[[Callable[..., Any], dict[str, _Input], int], _Rank | None]",
+    fn: Callable[..., Any],
+    given: "Mapping[str, _Input]",
+    mesh: Mesh,
+    seed: int,
+) -> "tuple[list[Exception], list[_Rank | None], RankFailure | None]":
+    """What stopped ranks, what the ranks computed, and how they failed as a whole.
+
+    A refusal, and a RuntimeError (shapes that do not fit on a rank; elsewhere that may be
+    refused), is kept and not raised, since ranks that fail are set up anew, which takes
+    long. Ranks that wait for one that has stopped are no failure of their own.
+    """
+    # Not an argument, of which every rank has a copy: what a rank leaves here is kept
+    # when others, that wait for it, fail.
+    stopped: list[Exception] = []
+
+    def on_rank(fn: Callable[..., Any], given: "dict[str, _Input]") -> "_Rank | None":
+        try:
+            return program(fn, given, seed)
+        except (PlacementError, RuntimeError) as error:
+            stopped.append(error)
+            return None
+
+    try:
+        return stopped, run_ranks(dict(mesh.sizes), on_rank, fn, dict(given)), None
+    except RankFailure as failure:
+        is_own = failure.cause is not None or not stopped
+        return stopped, [], failure if is_own else None
 
 
 def _check_against(
@@ -95,8 +132,12 @@ def _check_against(
     }
     # A module may change its buffers: each case starts with those it was given.
     fresh = copy.deepcopy(reference) if isinstance(reference, nn.Module) else reference
-    whole = _Results(_called(fresh, values))
-    whole.check()
+    try:
+        whole = _Results(_called(fresh, values))
+        whole.check()
+    except Exception as error:
+        error.add_note(OF_REFERENCE)
+        raise
     for rank in done:
         _check_structure(rank.results, whole)
     for k, target in enumerate(whole.tensors):
@@ -210,34 +251,35 @@ class _Rank:
     gradients: dict[str, _Held]
 
 
-def _one_rank(
-    stopped: list[PlacementError | RuntimeError],
-    fn: Callable[..., Any],
-    given: dict[str, _Input],
-    seed: int,
-) -> _Rank | None:
-    """What this rank computes; None if the checker or torch refuses, which is kept."""
+def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _Rank:
+    """What this rank computes under the checker, and its gradients."""
     held: dict[str, Tensor] = {}
-    try:
-        with set_current_mesh(device_mesh()), typecheck():
+    with set_current_mesh(device_mesh()):
+        with typecheck():
             for name, one in given.items():
                 held[name] = _declared(name, one, seed)
             results = _Results(_called(fn, held))
             types = [type_of(y) for y in results.tensors]
-    # RuntimeError: shapes that do not fit here; elsewhere it is refused. It is not raised,
-    # since ranks that fail must be set up anew, which takes long.
-    except (PlacementError, RuntimeError) as error:
-        stopped.append(error)
-        return None
-    typed = list(zip(results.tensors, types, strict=True))
-    outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
-    pairs = [(y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad]
-    wanted = {name: x for name, x in held.items() if x.requires_grad}
-    found: dict[str, _Held] = {}
-    for name, gradient in _gradients(pairs, wanted).items():
-        t = type_of(wanted[name])
-        found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
+        typed = list(zip(results.tensors, types, strict=True))
+        outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
+        pairs = [
+            (y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad
+        ]
+        wanted = {name: x for name, x in held.items() if x.requires_grad}
+        found: dict[str, _Held] = {}
+        for name, gradient in _gradients(pairs, wanted).items():
+            t = type_of(wanted[name])
+            found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
     return _Rank(results.without_values(), outputs, found)
+
+
+def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> None:
+    """The same without the checker: does the program raise by itself?"""
+    with set_current_mesh(device_mesh()):
+        held = {name: _declared(name, one, seed) for name, one in given.items()}
+        results = _Results(_called(fn, held)).tensors
+        pairs = [(y, torch.ones_like(y)) for y in results if y.requires_grad]
+        _gradients(pairs, {name: x for name, x in held.items() if x.requires_grad})
 
 
 def _declared(name: str, one: _Input, seed: int) -> Tensor:
@@ -292,11 +334,17 @@ def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> No
     try:
         (found,) = join_ranks([one.value for one in held], types, mesh).values()
     except ValueError as error:
-        locals_ = "\n".join(f"rank {r}: {one.value}" for r, one in enumerate(held))
+        lines = [f"rank {r}: {_shown(one.value)}" for r, one in enumerate(held)]
+        locals_ = "\n".join(lines)
         raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
     tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
     torch.testing.assert_close(
         found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
         msg=lambda text: f"{what} differs from one device: {text}\n"
-        f"on ranks {found}\non one device {wanted}",
+        f"on ranks {_shown(found)}\non one device {_shown(wanted)}",
     )  # fmt: skip
+
+
+def _shown(value: Tensor) -> str:
+    """A value in whole if it is small; else the largest difference must do."""
+    return f"{value}" if value.numel() <= 32 else f"a tensor of {tuple(value.shape)}"

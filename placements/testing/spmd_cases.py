@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from placements.annotations import Variable
 from placements.extents import Even, Padded
 from placements.testing.arguments import Argument, axes_of, checked_type, declared_in
+from placements.testing.parameter_sizes import (
+    ParameterSizes,
+    annotated_dims,
+    parameter_sizes,
+)
 from placements.testing.spmd_case import Placed
 from placements.testing.strategies import extents, numbers, seeded
 from placements.types import AxisType, I, P, R, Shard, TypesLike
@@ -22,13 +27,23 @@ from placements.types import AxisType, I, P, R, Shard, TypesLike
 Values = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
 
+# A value of more elements is written as the call that draws it.
+_WRITTEN_OUT = 100
+
+
 @dataclass(frozen=True)
 class Case:
-    """A mesh, and a global value and type for every argument, parameter and buffer."""
+    """A mesh, and a global value and type for every argument, parameter and buffer.
+
+    `state` names the parameters and buffers among the inputs, `given` the arguments that
+    the user's own function drew.
+    """
 
     mesh: dict[str, int]
     inputs: dict[str, Placed]
     seed: int
+    state: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
     def says_something(self) -> bool:
         """Whether ranks could differ from one device."""
@@ -40,35 +55,48 @@ class Case:
         return math.prod(self.mesh.values()), elements
 
     def code(self, fn: Callable[..., Any], reference: Callable[..., Any]) -> str:
-        """The case as code that runs."""
+        """The case as code that runs; weights are taken from the reference."""
         lines = [
-            f"    {name!r}: (torch.tensor({cast(Any, value).tolist()}, dtype={value.dtype})"
-            f".reshape({tuple(value.shape)}), {_source(types)}),"
+            f"    {name!r}: ({self._value(name, value)}, {_source(types)}),"
             for name, (value, types) in self.inputs.items()
         ]
         written = " ".join(
             repr(t) for _, types in self.inputs.values() for t in types.values()
         )
         names = sorted(set(re.findall(r"[A-Z]\w*", written)))
-        no_numbers = set(re.findall(r"\b(?:inf|nan)\b", "".join(lines)))
+        text = "\n".join(lines)
+        no_numbers = sorted(set(re.findall(r"\b(?:inf|nan)\b", text)))
+        head = ["# the smallest case found:"]
+        if self.state:
+            head += ["# parameters and buffers: the values that the reference has"]
+        if no_numbers:
+            head += [f"from math import {', '.join(no_numbers)}"]
+        head += ["import torch", f"from placements import {', '.join(names)}"]
+        head += ["from placements.testing import check_spmd_case"]
+        if "drawn_value(" in text:
+            head += ["from placements.testing.spmd_cases import drawn_value"]
         return "\n".join(
             [
-                "# the smallest case found:",
-                *(
-                    [f"from math import {', '.join(sorted(no_numbers))}"]
-                    if no_numbers
-                    else []
-                ),
-                "import torch",
-                f"from placements import {', '.join(names)}",
-                "from placements.testing import check_spmd_case",
+                *head,
                 _import(fn, "fn"),
                 _import(reference, "reference"),
+                *(["held = {**dict(reference.named_parameters()),"] if self.state else []),
+                *(["        **dict(reference.named_buffers())}"] if self.state else []),
                 "check_spmd_case(fn, reference, {",
                 *lines,
                 f"}}, mesh={self.mesh}, seed={self.seed})",
             ]
         )
+
+    def _value(self, name: str, value: Tensor) -> str:
+        """Code for a value: where a weight is found, how a large argument is drawn."""
+        shape = tuple(value.shape)
+        if name in self.state:
+            return f"held[{name!r}].detach().to({value.dtype}).reshape({shape})"
+        if value.numel() > _WRITTEN_OUT and name not in self.given:
+            return f"drawn_value({name!r}, {shape}, {value.dtype}, seed={self.seed})"
+        numbers = cast(Any, value).tolist()
+        return f"torch.tensor({numbers}, dtype={value.dtype}).reshape({shape})"
 
 
 def _source(types: TypesLike) -> str:
@@ -85,10 +113,15 @@ def _import(target: Any, name: str) -> str:
 
 @dataclass(frozen=True)
 class _OnMesh:
-    """A mesh, and what a module holds there."""
+    """A mesh, what a module holds there, and how annotated dims of that are cut."""
 
     sizes: dict[str, int]
     state: dict[str, Placed]
+    cuts: "dict[_CutKey, AxisType]"
+
+
+# A dim's letter and size, and the axis that cuts it.
+_CutKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -117,23 +150,25 @@ def drawing_of(
     max_size: int,
 ) -> Drawing:
     """ValueError if nothing can be drawn so."""
+    held = _held(fn, reference, arguments)
+    of_parameters = parameter_sizes(fn, {n: h[0].shape for n, h in held.items()})
     return Drawing(
         arguments,
-        _meshes(fn, reference, arguments, max_ranks),
-        _sizes(arguments, sizes, max_size),
+        _meshes(fn, held, arguments, max_ranks),
+        _sizes(arguments, sizes, max_size, of_parameters),
         _values(arguments, values),
     )
 
 
 def _meshes(
     fn: Callable[..., Any],
-    reference: Callable[..., Any],
+    held: Mapping[str, Placed],
     arguments: list[Argument],
     max_ranks: int,
 ) -> list[_OnMesh]:
     """All meshes of at most so many ranks on which parameters and stated extents fit."""
     axes = axes_of(fn, arguments)
-    held = _held(fn, reference, arguments)
+    dims = annotated_dims(fn)
     found: list[_OnMesh] = []
     misfit: ValueError | None = None
     for ranks in itertools.product(range(1, max_ranks + 1), repeat=len(axes)):
@@ -145,7 +180,8 @@ def _meshes(
                 for axis, t in argument.on.items():
                     if isinstance(t, Shard) and t.extent is not None:
                         t.extent.over(mesh[axis])
-            found.append(_OnMesh(mesh, {n: _placed(n, *h, mesh) for n, h in held.items()}))
+            state = {n: _placed(n, *h, mesh) for n, h in held.items()}
+            found.append(_OnMesh(mesh, state, _cuts(state, dims)))
         except ValueError as error:
             misfit = misfit or error
     found.sort(key=lambda one: math.prod(one.sizes.values()))
@@ -209,8 +245,26 @@ def _placed(name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]) 
     return value, types
 
 
+def _cuts(
+    state: Mapping[str, Placed], dims: Mapping[str, Sequence[str]]
+) -> dict[_CutKey, AxisType]:
+    """How the annotated dims of a module's own parameters are cut."""
+    cuts: dict[_CutKey, AxisType] = {}
+    for name, (value, types) in state.items():
+        letters = dims.get(name, ()) if "." not in name else ()
+        for axis, t in types.items():
+            if isinstance(t, Shard) and t.extent is not None and t.dim < len(letters):
+                if t.extent.total == value.shape[t.dim]:  # the outermost cut
+                    key = letters[t.dim], value.shape[t.dim], axis
+                    cuts.setdefault(key, Shard(0, t.extent))
+    return cuts
+
+
 def _sizes(
-    arguments: Sequence[Argument], said: Mapping[str, int | Sequence[int]], max_size: int
+    arguments: Sequence[Argument],
+    said: Mapping[str, int | Sequence[int]],
+    max_size: int,
+    of_parameters: ParameterSizes,
 ) -> dict[str, list[int]]:
     """The sizes that each dim may have, the simplest first, 0 seldom."""
     names = list(dict.fromkeys(d for a in arguments for d in a.dims if not d.isdigit()))
@@ -226,12 +280,20 @@ def _sizes(
     for name in names:
         # even ones more often: many functions take equal pieces only
         usual = [*range(1, max_size + 1)] * 2 + [*range(2, max_size + 1, 2), 0]
+        if name not in said or name in of_parameters.own:
+            size = of_parameters.of(name)
+            if size is not None and fixed.setdefault(name, size) != size:
+                raise ValueError(
+                    f"an extent says that {name!r} is {fixed[name]}, and a parameter "
+                    f"that it is {size}"
+                )
         options = said.get(name, fixed.get(name, usual))
         found[name] = [options] if isinstance(options, int) else list(options)
         if not found[name] or min(found[name]) < 0:
             raise ValueError(f"sizes: {name!r} needs sizes of at least 0, got {options}")
         if name in fixed and found[name] != [fixed[name]]:
-            raise ValueError(f"sizes: an extent says that {name!r} is {fixed[name]}")
+            who = "a parameter" if name in of_parameters.own else "an extent"
+            raise ValueError(f"sizes: {who} says that {name!r} is {fixed[name]}")
     return found
 
 
@@ -250,7 +312,7 @@ def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
     mesh = draw(st.sampled_from(drawing.meshes))
     dims: dict[str, int] = {}
     bound: dict[Variable, AxisType] = {}
-    cuts: dict[tuple[str, int, str], AxisType] = {}
+    cuts = dict(mesh.cuts)
     seed = draw(st.integers(0, 2**16))
     inputs: dict[str, Placed] = {}
     for argument in drawing.arguments:
@@ -273,24 +335,32 @@ def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
                 draw, pattern, shape, mesh.sizes[axis], types, argument, axis, cuts
             )
         inputs[argument.name] = _drawn(argument, shape, seed, drawing.values), types
-    return Case(mesh.sizes, {**inputs, **mesh.state}, seed)
+    given = frozenset(drawing.values)
+    return Case(mesh.sizes, {**inputs, **mesh.state}, seed, frozenset(mesh.state), given)
 
 
 def _drawn(
     argument: Argument, shape: tuple[int, ...], seed: int, values: Mapping[str, Values]
 ) -> Tensor:
-    generator = seeded(seed, argument.name)
-    if argument.name in values:
-        value = values[argument.name](shape, generator)
-        if tuple(value.shape) != shape:
-            raise ValueError(
-                f"values[{argument.name!r}] returned shape {tuple(value.shape)}, "
-                f"asked for {shape}"
-            )
-        return value.to(argument.dtype)
-    if argument.dtype.is_floating_point or argument.dtype is torch.bool:
-        return numbers(shape, generator, argument.dtype)
-    return torch.randint(0, 4, shape, generator=generator, dtype=argument.dtype)
+    if argument.name not in values:
+        return drawn_value(argument.name, shape, argument.dtype, seed=seed)
+    value = values[argument.name](shape, seeded(seed, argument.name))
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"values[{argument.name!r}] returned shape {tuple(value.shape)}, "
+            f"asked for {shape}"
+        )
+    return value.to(argument.dtype)
+
+
+def drawn_value(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int
+) -> Tensor:
+    """The value of an argument in the case of that seed; printed cases call it."""
+    generator = seeded(seed, name)
+    if dtype.is_floating_point or dtype is torch.bool:
+        return numbers(shape, generator, dtype)
+    return torch.randint(0, 4, shape, generator=generator, dtype=dtype)
 
 
 def _cut(
@@ -301,7 +371,7 @@ def _cut(
     before: Mapping[str, AxisType],
     argument: Argument,
     axis: str,
-    cuts: dict[tuple[str, int, str], AxisType],
+    cuts: dict[_CutKey, AxisType],
 ) -> AxisType:
     """A Shard with an extent; dims of one name are cut alike, as one local size needs."""
     if not isinstance(pattern, Shard) or pattern.extent is not None:

@@ -10,6 +10,7 @@ from spmd_moe.bugs.measure import NOBODY, measure
 from spmd_moe.bugs.peers import (
     ACCEPTED,
     BOTH,
+    CRASHES,
     HARMLESS,
     NOT_WRITTEN,
     REFUSED,
@@ -18,14 +19,13 @@ from spmd_moe.bugs.peers import (
     opinion_of,
     peers,
 )
-from spmd_moe.bugs.record import BY, CONSTRUCTION, KIT, TYPES, VERIFY, Bug
+from spmd_moe.bugs.record import BY, KIT, TYPES, VERIFY, Bug
 
 # who refused -> how a sentence says it
 WORDS = {
     TYPES: "by types",
     VERIFY: "by verify()",
     KIT: "by the testing kit",
-    CONSTRUCTION: "by construction",
     NOBODY: "by nobody",
 }
 
@@ -35,6 +35,7 @@ class Finding:
     """One bug: who refused it, with which headline, and what the peers said.
 
     `same_words` is what our types say of the program that `spmd_types` is asked with.
+    `crash` says how we failed, if we did: then the bug is judged by nobody.
     """
 
     bug: Bug
@@ -43,15 +44,21 @@ class Finding:
     right_passes: bool
     opinions: dict[str, Opinion]
     same_words: Opinion
+    as_expected: bool = True
+    crash: str | None = None
 
     @property
     def must_accept(self) -> bool:
         return self.bug.refused is None
 
     @property
-    def as_expected(self) -> bool:
-        wanted = NOBODY if self.bug.refused is None else self.bug.refused.by
-        return self.right_passes and self.by == wanted
+    def failure(self) -> str | None:
+        """What is not as the entry says, in a line."""
+        if self.crash is not None or self.as_expected:
+            return self.crash
+        if not self.right_passes:
+            return "the right program does not pass"
+        return f"it is refused by {self.by}, not as its entry says: {self.headline}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -60,6 +67,8 @@ class Finding:
             "kind": self.bug.kind,
             "title": self.bug.title,
             "refused_by": self.by,
+            "as_expected": self.as_expected,
+            "crashed": self.crash,
             "headline": self.headline,
             "right_program_passes": self.right_passes,
             "must_accept": self.must_accept,
@@ -83,6 +92,8 @@ def find_all(bugs: Iterable[Bug]) -> list[Finding]:
                 verdict.right_failed is None,
                 {name: opinion_of(engine, bug) for name, engine in engines.items()},
                 opinion_of(SameWords(), bug),
+                verdict.is_as(bug),
+                None if verdict.crash is None else str(verdict.crash),
             )
         )
     return found
@@ -92,10 +103,11 @@ def summary(findings: Sequence[Finding]) -> list[str]:
     """The counts, ours and the peers', a line each."""
     wrong = [finding for finding in findings if not finding.must_accept]
     by = Counter(finding.by for finding in wrong)
+    refused = sum(by[who] for who in BY)
     counts = ", ".join(f"{by[who]} {WORDS[who]}" for who in (*BY, NOBODY))
     passed = sum(finding.right_passes for finding in findings)
     lines = [
-        f"{len(wrong) - by[NOBODY]} of {len(wrong)} bugs are refused: {counts}.",
+        f"{refused} of {len(wrong)} bugs are refused: {counts}.",
         f"{passed} of {len(findings)} right programs pass and equal one device, those "
         "that must be accepted included.",
     ]
@@ -103,7 +115,8 @@ def summary(findings: Sequence[Finding]) -> list[str]:
         lines.append(_summary_of(name, [finding.opinions[name] for finding in wrong]))
     same = [finding.same_words for finding in wrong]
     lines.append(_summary_of("Our types with the words of spmd_types alone", same))
-    return lines
+    failed = [f"FAILED: {f.bug.id}: {f.failure}" for f in findings if f.failure is not None]
+    return [*failed, *lines]
 
 
 def _summary_of(name: str, opinions: Sequence[Opinion]) -> str:
@@ -111,7 +124,9 @@ def _summary_of(name: str, opinions: Sequence[Opinion]) -> str:
     said = Counter(opinion.verdict for opinion in opinions)
     counts = [f"{verdict} {said[verdict]}" for verdict in (REFUSED, ACCEPTED)]
     counts += [
-        f"{verdict} {said[verdict]}" for verdict in (BOTH, HARMLESS) if said[verdict]
+        f"{verdict} {said[verdict]}"
+        for verdict in (BOTH, HARMLESS, CRASHES)
+        if said[verdict]
     ]
     return (
         f"{name}: {len(opinions) - said[NOT_WRITTEN]} of {len(opinions)} can be written "

@@ -2,6 +2,7 @@
 
 The wrong program is tried under `typecheck()`, then under `verify()`, then by the kit; the
 first that refuses is the answer. The right one must pass both modes and equal one device.
+An exception that none of them promises is a crash of ours, and no refusal.
 """
 
 import re
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
-from placements.testing.failures import RankFailure
+from placements.testing.crashes import CheckerCrash, cause_of, crash_of, is_verdict
 from placements.testing.ranks import device_mesh, run_ranks
-from spmd_moe.bugs.record import CONSTRUCTION, KIT, TYPES, VERIFY, Bug
+from spmd_moe.bugs.record import KIT, TYPES, VERIFY, Bug
 
 NOBODY = "nobody"
+CRASHED = "nobody, it crashed"  # the checker did: nothing is known of the program
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,22 @@ class Verdict:
     by: str
     error: BaseException | None
     right_failed: BaseException | None
+
+    @property
+    def crash(self) -> CheckerCrash | None:
+        """The failure of ours that left the bug, or its mended program, unjudged."""
+        for error in (self.error, self.right_failed):
+            if isinstance(error, CheckerCrash):
+                return error
+        return None
+
+    def is_as(self, bug: Bug) -> bool:
+        """Whether the bug was refused as its entry says, and the right program passed."""
+        if self.right_failed is not None:
+            return False
+        if bug.refused is None or self.error is None:
+            return bug.refused is None and self.by == NOBODY
+        return self.by == bug.refused.by and bug.refused.fits(self.error)
 
     @property
     def headline(self) -> str:
@@ -48,18 +66,17 @@ def refusal_of(bug: Bug) -> tuple[str, BaseException | None]:
     wrong = bug.program("wrong")
     if wrong is None:
         return NOBODY, None
-    error = error_under(typecheck, bug, wrong)
-    if error is not None:
-        return _kind_of(error, TYPES), error
-    error = error_under(verify, bug, wrong)
-    if error is not None:
-        return _kind_of(error, VERIFY), error
+    for mode, by in ((typecheck, TYPES), (verify, VERIFY)):
+        error = error_under(mode, bug, wrong)
+        if isinstance(error, CheckerCrash):
+            return CRASHED, error
+        if error is not None:
+            return by if isinstance(error, PlacementError) else KIT, error
     kit = bug.program("kit")
-    try:
-        kit() if kit is not None else _compare(bug, wrong)
-    except (AssertionError, RankFailure, PlacementError) as refused:
-        return KIT, refused
-    return NOBODY, None
+    error = _error_of(kit or (lambda: _compare(bug, wrong)), AssertionError)
+    if isinstance(error, CheckerCrash):
+        return CRASHED, error
+    return (NOBODY, None) if error is None else (KIT, error)
 
 
 def failure_of(bug: Bug) -> BaseException | None:
@@ -70,28 +87,29 @@ def failure_of(bug: Bug) -> BaseException | None:
         error = error_under(mode, bug, right)
         if error is not None:
             return error
-    try:
-        _compare(bug, right)
-    except (AssertionError, ValueError) as error:
-        return error
-    return None
-
-
-def _kind_of(error: BaseException, mode: str) -> str:
-    if isinstance(error, PlacementError):
-        return mode
-    return KIT if isinstance(error, RankFailure) else CONSTRUCTION
+    return _error_of(lambda: _compare(bug, right), AssertionError, ValueError)
 
 
 def error_under(
     mode: Callable[[], Any], bug: Bug, program: Callable[[], Any]
 ) -> BaseException | None:
-    """The first cause if a program fails under `typecheck` or `verify`."""
+    """The first cause if a program fails under `typecheck` or `verify`.
+
+    It is a PlacementError; or a RankFailure, if the ranks fell out of step, which the
+    simulator found; or a CheckerCrash for everything else.
+    """
+    return _error_of(lambda: run_ranks(dict(bug.mesh), _on_rank, mode, program))
+
+
+def _error_of(
+    run: Callable[[], Any], *promised: type[BaseException]
+) -> BaseException | None:
     try:
-        run_ranks(dict(bug.mesh), _on_rank, mode, program)
-    except RankFailure as failure:
-        # Without a cause the ranks fell out of step, which the simulator found.
-        return failure.cause or failure
+        run()
+    except Exception as error:
+        # A comparison is made here, not on a rank: what a rank asserts is no verdict.
+        is_own = isinstance(error, promised)
+        return cause_of(error) if is_own or is_verdict(error) else crash_of(error)
     return None
 
 

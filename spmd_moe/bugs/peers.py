@@ -27,6 +27,7 @@ from placements.interop.engines import Engine, Ours, first_line
 from placements.interop.fake_world import on_mesh, quiet
 from placements.mesh import Mesh
 from placements.tensor_type import declared
+from placements.testing.crashes import cause_of
 from placements.testing.failures import RankFailure
 from placements.testing.ranks import device_mesh, run_ranks
 from placements.torch_private import explicit_redistribution
@@ -37,6 +38,7 @@ from spmd_moe.bugs.record import Bug
 
 REFUSED, ACCEPTED, BOTH, NOT_WRITTEN = "refuses", "accepts", "refuses both", "-"
 HARMLESS = "computes it right"
+CRASHES = "crashes"
 DTENSOR = "DTensor"
 # Words of every program here: made anew for each peer, or plain torch.
 SHARED = {
@@ -54,6 +56,7 @@ class Opinion:
 
     "refuses both": it refuses the right program too, so nothing follows from it.
     "computes it right": it accepts the program, which gives the right results there.
+    "crashes": its checker raised what is none of its refusals, so it said nothing.
     """
 
     verdict: str
@@ -62,11 +65,15 @@ class Opinion:
 
 @dataclass(frozen=True)
 class _Run:
-    """Results by rank, or the error; `in_step` is False if only the simulator objects."""
+    """Results by rank, or the error; `in_step` is False if only the simulator objects.
+
+    `crashed`: the error is none of those by which the checker refuses.
+    """
 
     results: list[Results | None]
     error: BaseException | None = None
     in_step: bool = True
+    crashed: bool = False
 
     @property
     def why(self) -> str:
@@ -125,6 +132,8 @@ def opinion_of(engine: Engine, bug: Bug) -> Opinion:
     alone = checked if checked.error is None else _run(engine, bug, right, checked=False)
     if alone.error is not None:
         return Opinion(NOT_WRITTEN, f"the right program does not run: {alone.why}")
+    if checked.crashed:
+        return Opinion(CRASHES, f"on the right program: {checked.why}")
     if wrong is not None:
         return _opinion_of_wrong(engine, bug, wrong, alone.results, checked)
     # A correct program that must be accepted.
@@ -147,6 +156,8 @@ def _opinion_of_wrong(
     alone = _run(engine, bug, wrong, checked=False)
     if alone.error is not None and alone.why == tried.why:
         return Opinion(NOT_WRITTEN, f"it does not run, checked or not: {alone.why}")
+    if tried.crashed:
+        return Opinion(CRASHES, tried.why)
     if right.error is not None:
         return Opinion(BOTH, f"{tried.why}; and the right one: {right.why}")
     return Opinion(REFUSED, tried.why)
@@ -167,7 +178,9 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
         try:
             return _Run(run_ranks(dict(bug.mesh), on_rank))
         except RankFailure as failure:
-            return _Run([], failure.cause or failure, failure.cause is not None)
+            error = cause_of(failure)
+            in_step = error is not failure
+            return _Run([], error, in_step, in_step and not engine.refuses(error))
 
 
 def _as_held(found: Mapping[str, Any]) -> Results:

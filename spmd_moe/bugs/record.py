@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from placements import PlacementError
 from placements.types import TypesLike
 
 # What `one_device` and `right` return: tensors by name.
@@ -27,8 +28,7 @@ Results: TypeAlias = dict[str, Tensor | None]
 TYPES = "types"  # typecheck() refuses: an op, a collective, a signature, a derived function
 VERIFY = "verify"  # verify() refuses: values are not what the types say
 KIT = "kit"  # the simulator, check_adjoint or the comparison with one device refuses
-CONSTRUCTION = "construction"  # the public API has no way to say it
-BY = (TYPES, VERIFY, KIT, CONSTRUCTION)
+BY = (TYPES, VERIFY, KIT)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Refused:
     axis: str | None
     name: str
     rule: str
+
+    def fits(self, error: BaseException) -> bool:
+        """Whether an error says it."""
+        if not isinstance(error, PlacementError):
+            return self.name in str(error) and self.rule in str(error)
+        said = self.name in error.name and self.rule in error.rule
+        return said and error.axis == self.axis
 
 
 @dataclass(frozen=True)

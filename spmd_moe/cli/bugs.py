@@ -15,10 +15,12 @@ from rich.table import Table
 from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import Finding, find_all, markdown, summary
 from spmd_moe.bugs.kinds import KINDS
+from spmd_moe.bugs.measure import CRASHED as CRASHED_BY
 from spmd_moe.bugs.measure import measure
 from spmd_moe.bugs.peers import (
     ACCEPTED,
     BOTH,
+    CRASHES,
     HARMLESS,
     NOT_WRITTEN,
     REFUSED,
@@ -26,6 +28,7 @@ from spmd_moe.bugs.peers import (
     peers,
 )
 from spmd_moe.bugs.record import Bug
+from spmd_moe.cli.crash import CRASHED
 from spmd_moe.cli.terminal import BadInput
 
 EXAMPLES = """examples:
@@ -65,11 +68,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print(_table(findings))
         for line in summary(findings):
             console.print(line, highlight=False)
+    if any(finding.crash is not None for finding in findings):
+        return CRASHED
     return 0 if all(finding.as_expected for finding in findings) else 1
 
 
 # A peer's verdict in one sign.
-_MARKS = {REFUSED: "x", ACCEPTED: "o", BOTH: "xx", HARMLESS: "=", NOT_WRITTEN: "-"}
+_MARKS = {REFUSED: "x", ACCEPTED: "o", BOTH: "xx", HARMLESS: "=", NOT_WRITTEN: "-",
+          CRASHES: "!"}  # fmt: skip
 
 
 def _table(findings: list[Finding]) -> Table:
@@ -77,7 +83,7 @@ def _table(findings: list[Finding]) -> Table:
     table = Table(
         title="Published bugs, and what refuses them",
         caption=f"The last columns are {', '.join(names)}: x refuses, o accepts, - cannot "
-        "be written there. docs/bugs.md says what the kinds are.",
+        "be written there, ! crashes. docs/bugs.md says what the kinds are.",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -109,7 +115,8 @@ def _show(wanted: str, console: Console) -> int:
         if bug.program(name) is not None:
             _print_program(bug, name, console)
     if verdict.error is not None:
-        console.print(f"[bold]refused by {verdict.by}[/]", highlight=False)
+        how = "not judged" if verdict.by == CRASHED_BY else f"refused by {verdict.by}"
+        console.print(f"[bold]{how}[/]", highlight=False)
         console.print(str(verdict.error), markup=False, highlight=False)
     for name, opinion in opinions.items():
         text = f"{name}: {opinion.verdict} ({opinion.why})"
@@ -117,9 +124,11 @@ def _show(wanted: str, console: Console) -> int:
     if verdict.right_failed is not None:
         console.print("the right program FAILED:", highlight=False)
         console.print(str(verdict.right_failed), markup=False, highlight=False)
-        return 1
-    console.print("the right program passes, and equals one device", highlight=False)
-    return 0
+    else:
+        console.print("the right program passes, and equals one device", highlight=False)
+    if verdict.crash is not None:
+        return CRASHED
+    return 0 if verdict.is_as(bug) else 1
 
 
 def _print_program(bug: Bug, name: str, console: Console) -> None:

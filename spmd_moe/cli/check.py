@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from placements import PlacementError
 from spmd_moe.cli import check_json, legends
 from spmd_moe.cli.check_layer import all_configurations, check_layer
 from spmd_moe.cli.check_options import (
@@ -27,6 +26,7 @@ from spmd_moe.cli.compare_meshes import (
     feasible,
     show_candidates,
 )
+from spmd_moe.cli.crash import told
 from spmd_moe.cli.degrees import parse_degrees, parse_parallel
 from spmd_moe.cli.presets import Preset, preset_of
 from spmd_moe.cli.progress import progress
@@ -55,24 +55,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.compare_meshes:
             return _compare_meshes(args, console, config, work, preset)
         return _check(args, console, config, work, preset)
-    except _failures() as error:
+    except (BadInput, OSError):
+        raise
+    except Exception as error:
         if args.debug:
             raise
-        text, model = str(error) or repr(error), asdict(config)
+        text, code = told(error)
+        model = asdict(config)
         if not args.json:
             print(text, file=sys.stderr)
         elif args.compare_meshes:
             check_json.print_report("meshes", False, failure=text, model=model, meshes=[])
         else:
             check_json.print_report("check", False, failure=text, model=model, checks=[])
-        return 1
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """What a check that fails raises. Asked for only then: it imports the simulator."""
-    from placements.testing.failures import RankFailure
-
-    return PlacementError, RankFailure, AssertionError
+        return code
 
 
 def _parallels(
@@ -83,7 +79,9 @@ def _parallels(
         every = all_configurations(config, parse_parallel(preset.mesh))
         left_out = {name: by_options(reason) for name, reason in every.left_out.items()}
         if not every.found:
-            raise BadInput(f"on {preset.mesh}: {'; '.join(_told(left_out))}; give --mesh")
+            raise BadInput(
+                f"on {preset.mesh}: {'; '.join(_because(left_out))}; give --mesh"
+            )
         return list(every.found.values()), left_out
     degrees, says_sp = parse_degrees(args.mesh)
     with options_named():
@@ -93,7 +91,7 @@ def _parallels(
     return [replace(degrees, sequence_parallel=sp) for sp in (True, False)], {}
 
 
-def _told(left_out: dict[str, str]) -> list[str]:
+def _because(left_out: dict[str, str]) -> list[str]:
     """A line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
@@ -120,7 +118,7 @@ def _check(
     say(console, _headline(args.preset or FIRST, config))
     say(console, f"on every dp rank {_tokens(work)}\n")
     show(console, results, results if args.all_tables else results[:1])
-    for line in _told(left_out):
+    for line in _because(left_out):
         say(console, line)
     if args.mesh is None:
         passed = _show_refused(console) and passed

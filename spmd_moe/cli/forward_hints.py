@@ -1,7 +1,7 @@
 """What the annotations of a `forward` say: the tensors it takes, and what it returns."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -11,6 +11,7 @@ from torch import nn
 from placements import On, typed
 from placements.array_hints import is_array
 from placements.testing.arguments import Argument, arguments_of
+from placements.testing.failures import Line
 from spmd_moe.cli.terminal import BadInput
 from spmd_moe.cli.user_code import blamed
 
@@ -24,6 +25,34 @@ NUMBERS = (bool, int, float, str, NoneType)  # what may be among the results
 
 def plain_forward(cls: type[nn.Module]) -> Callable[..., Any]:
     return inspect.unwrap(cls.forward)
+
+
+def line_of_forward(cls: type[nn.Module]) -> Line:
+    code = plain_forward(cls).__code__
+    return code.co_filename, code.co_firstlineno
+
+
+def calls_forward(cls: type[nn.Module], names: Sequence[str]) -> Callable[..., Any]:
+    """A function that calls a module with such weights and arguments.
+
+    Errors name the line and the variables of whoever calls a typed function. Here that is
+    nobody's code, so the call stands in the line where the user's `forward` begins, and
+    has its names.
+    """
+    file, line = line_of_forward(cls)
+    parameters = inspect.signature(plain_forward(cls)).parameters
+    first = [n for n in names if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
+    rest = [n for n in names if n not in first]
+    given = "".join(f", {name}" for name in names)
+    by_order = "".join(f"{name}, " for name in first)
+    by_name = ", ".join(f"{name!r}: {name}" for name in rest)
+    source = "\n" * (line - 1) + (
+        f"def forward(self, _weights{given}): "
+        f"return _call(self, _weights, ({by_order}), {{{by_name}}})"
+    )
+    scope: dict[str, Any] = {"_call": torch.func.functional_call}
+    exec(compile(source, file, "exec"), scope)
+    return scope["forward"]
 
 
 def read_arguments(name: str, module: nn.Module) -> list[Argument]:

@@ -1,7 +1,7 @@
 """`spmd-moe check | train | bugs`: arguments in, exit code out.
 
-Exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used. Errors are
-without a traceback unless `--debug` asks for it.
+Exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used, 3 the checker
+itself failed, which is no verdict. Errors are without a traceback unless `--debug` asks.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from typing import NoReturn
 
 from placements import PlacementError
+from spmd_moe.cli.crash import CRASHED, crash_text
 from spmd_moe.cli.terminal import BadInput, make_console
 
 # command -> (the module that runs it, what it does)
@@ -35,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="spmd-moe",
         description="Check a Mixture-of-Experts layer for a mesh, train with it, and see "
         "which published bugs its types refuse.",
-        epilog="exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used",
+        epilog="exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used, "
+        "3 the checker itself failed",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (module, about) in COMMANDS.items():
@@ -76,3 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"spmd-moe {chosen.command}: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if chosen.debug or chosen.command == "train":  # training judges no program
+            raise
+        print(f"spmd-moe {chosen.command}: {crash_text(error)}", file=sys.stderr)
+        return CRASHED

@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,13 @@ from placements.mesh import set_current_mesh
 from placements.state import suspended
 from placements.testing.arguments import Argument
 from placements.testing.draws import numbers, seeded
+from placements.testing.parameter_sizes import ParameterSizes, parameter_sizes
 from placements.torch_private import unseen
 from placements.types import AxisType, R, Shard, as_axis_type
 from spmd_moe.cli.forward_hints import (
     axes_of_result,
+    calls_forward,
     check_result,
-    plain_forward,
     read_arguments,
 )
 from spmd_moe.cli.terminal import BadInput
@@ -55,21 +56,15 @@ class OwnModule:
 
     @property
     def placed(self) -> dict[str, Placed]:
-        """Arguments and parameters, under names that a call can use."""
+        """Arguments and parameters, as `forward` calls them."""
         own = {_alias(name): placed for name, placed in self.parameters.items()}
         return {**self.inputs, **own}
 
     def call(self, **values: Tensor) -> list[Tensor]:
         """The tensors that the module returns on this rank's parts of `placed`."""
         weights = {name: values.pop(_alias(name)) for name in self.parameters}
-        signature = inspect.signature(plain_forward(self.cls))
-        first = [
-            values.pop(one.name)
-            for one in signature.parameters.values()
-            if one.kind is one.POSITIONAL_ONLY and one.name in values
-        ]
         module = _build(self.name, self.cls)
-        result = torch.func.functional_call(module, weights, tuple(first), values)
+        result = calls_forward(self.cls, list(values))(module, weights, **values)
         return self._tensors("forward", result)
 
     @property
@@ -116,10 +111,15 @@ def own_module(name: str, mesh: Mapping[str, int] | None) -> OwnModule:
         with set_current_mesh(axes):
             module = _build(name, cls)
             check_result(name, module, axes)
-            dims = _dims_of_parameters(module)
+            dims = parameter_sizes(module)
             inputs = {
                 one.name: _placed(
-                    name, one.name, _shape(one, dims), _types(one, axes), axes, one.dtype
+                    name,
+                    one.name,
+                    _shape(name, one, dims),
+                    _types(one, axes),
+                    axes,
+                    one.dtype,
                 )
                 for one in asked
             }
@@ -131,7 +131,7 @@ def own_module(name: str, mesh: Mapping[str, int] | None) -> OwnModule:
 
 
 def _alias(name: str) -> str:
-    return "weight__" + name.replace(".", "__")
+    return f"self.{name}"
 
 
 def _build(name: str, cls: type[nn.Module]) -> nn.Module:
@@ -164,23 +164,16 @@ def _check_size(name: str, axes: Mapping[str, int]) -> None:
         )
 
 
-def _dims_of_parameters(module: nn.Module) -> dict[str, int]:
-    """The sizes here of the dims that annotated attributes name."""
-    dims: dict[str, int] = {}
-    for owner in module.modules():
-        for name, hint in get_type_hints(type(owner), include_extras=True).items():
-            text = str(getattr((get_args(hint) or (None,))[0], "dim_str", ""))
-            value = getattr(owner, name, None)
-            if text and isinstance(value, Tensor):
-                for dim, rows in zip(text.split(), value.shape, strict=False):
-                    dims.setdefault(dim, rows)
-    return dims
-
-
-def _shape(argument: Argument, dims: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(
-        int(dim) if dim.isdigit() else dims.get(dim, OTHER_DIMS) for dim in argument.dims
-    )
+def _shape(name: str, argument: Argument, dims: ParameterSizes) -> tuple[int, ...]:
+    shape: list[int] = []
+    for dim in argument.dims:
+        try:
+            size = int(dim) if dim.isdigit() else dims.of(dim)
+        except ValueError as error:
+            text = f"argument {argument.name!r}: {error}"
+            raise BadInput(f"--module {name}: {text}") from None
+        shape.append(OTHER_DIMS if size is None else size)
+    return tuple(shape)
 
 
 def _types(argument: Argument, axes: Mapping[str, int]) -> Types:

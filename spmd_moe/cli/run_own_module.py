@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements import Mesh, assert_type, set_current_mesh, split, type_of
+from placements import Mesh, set_current_mesh, split, tags, type_of
 from placements.ledger import Entry
 from placements.mesh import as_mesh
 from placements.state import suspended
+from placements.tensor_type import declared
 from placements.testing.adjoint import check_adjoint
 from placements.testing.ranks import device_mesh, run_ranks
 from placements.testing.spmd_case import check_spmd_case
@@ -45,6 +46,23 @@ def check_types(own: OwnModule) -> Checked:
     outs = [dict(t) if t is not None else {} for t in types]
     smooth = [k for k, y in enumerate(results) if y.requires_grad]
     return Checked(recorder.crossings, recorder.collectives, outs, smooth)
+
+
+def run_plainly(own: OwnModule) -> None:
+    """The module on simulated ranks without the checker: does it raise by itself?"""
+    run_ranks(own.mesh, _unchecked, own)
+
+
+def _unchecked(own: OwnModule) -> None:
+    mesh = as_mesh(device_mesh())
+    with set_current_mesh(mesh):
+        held = {
+            name: split(value, types, mesh.seen_from({}))[dist.get_rank()]
+            for name, (value, types) in own.placed.items()
+        }
+        for local in held.values():
+            local.requires_grad_(local.is_floating_point())
+        _backward(own.call(**held))
 
 
 def check_values(own: OwnModule, found: Checked) -> None:
@@ -96,7 +114,9 @@ def _declared(own: OwnModule, mesh: Mesh, rank: int) -> dict[str, Tensor]:
         with unseen():
             local = split(value, types, mesh.seen_from({}))[rank]
             local.requires_grad_(local.is_floating_point())
-        held[name] = assert_type(local, types)
+            # Not by `assert_type`, which would be a crossing of this file's.
+            tags.put(local, declared(mesh, types, tuple(local.shape)))
+        held[name] = local
     return held
 
 

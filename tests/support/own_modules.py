@@ -184,3 +184,80 @@ class LeavesOutAnAxis(nn.Module):
 class TakesVarying(nn.Module):
     def forward(self, x_TD: Annotated[TD, On(ep=V)]) -> Annotated[TD, On(ep=V)]:
         return x_TD * 2
+
+
+class _Unsummed(torch.autograd.Function):
+    """Enters the tensor-parallel region, as it says; nobody sums the gradient."""
+
+    @staticmethod
+    def placement_rule(x: dict[str, object]) -> dict[str, object]:
+        return {**x, "tp": R}
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+@typed
+class Unsummed(MLP):
+    """Its types fit; the gradient of its argument differs by rank."""
+
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        entered: Tensor = _Unsummed.apply(x_TD)
+        return all_reduce((entered @ self.w_DF).tanh() @ self.v_FD, "tp", src=P, dst=I)
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def placement_rule(x: dict[str, object]) -> dict[str, object]:
+        return dict(x)
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0] / 2
+
+
+@typed
+class HalvedWeight(MLP):
+    """The gradient of a weight is half of what it should be, on all ranks alike."""
+
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        w_DF: Tensor = _Halved.apply(self.w_DF)
+        x_TD = convert(x_TD, "tp", src=I, dst=R)
+        return all_reduce((x_TD @ w_DF).tanh() @ self.v_FD, "tp", src=P, dst=I)
+
+
+@typed
+class RaisesOnRankOne(MLP):
+    def forward(
+        self, x_TD: Annotated[TD, On(dp=S(0), tp=I)]
+    ) -> Annotated[TD, On(dp=S(0), tp=I)]:
+        if (
+            torch.distributed.is_initialized()
+            and f"{torch.distributed.get_rank():d}" == "1"
+        ):
+            raise LookupError("no such row")
+        return super().forward(x_TD)
+
+
+@typed
+class TwoSizes(MLP):
+    """Its argument's letter has two sizes among the parameters."""
+
+    u_D: Annotated[Float[Tensor, " D"], On(dp=R, tp=R)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u_D = nn.Parameter(torch.randn(5))

@@ -15,6 +15,7 @@ from spmd_moe.cli import check_layer, compare_meshes, simulate
 from spmd_moe.cli.main import main
 from spmd_moe.cli.trace import Workload
 from spmd_moe.layouts import layout
+from tests.support import own_modules
 
 C4 = ("--mesh", "tp=2,sp=off")
 
@@ -155,3 +156,45 @@ def test_each_trace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_layer, "trace", counted)
     assert run() == 0
     assert len(calls) == len(set(calls)) == 12
+
+
+OWN = "tests.support.own_modules."
+
+
+def line_of(name: str) -> str:
+    return f"own_modules.py:{getattr(own_modules, name).forward.__wrapped__.__code__.co_firstlineno}"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Unsummed", "the gradient of x_TD is different on ranks 0 and 1 on axis 'tp'"),
+        ("HalvedWeight", "the gradient of self.w_DF is not the adjoint"),
+    ],
+)
+def test_a_failing_module_is_told_once_with_the_users_names_and_line(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--module", f"{OWN}{name}") == 1
+    err = capsys.readouterr().err
+    assert err.count(said) == 1 and line_of(name) in err
+    for ours in ("run_own_module.py", "own_module.py:", "rank 0  ", "local", "weight__"):
+        assert ours not in err.replace("own_modules.py", ""), err
+
+
+def test_what_one_rank_raises_is_told_with_the_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--module", f"{OWN}RaisesOnRankOne") != 0
+    err = capsys.readouterr().err
+    assert err.count("LookupError: no such row") == 1
+    assert "on rank 1: " in err and "tests/support/own_modules.py:" in err
+
+
+def test_sizes_that_contradict_each_other_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--module", f"{OWN}TwoSizes") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "argument 'x_TD': dim 'D' is 4 in parameter 'w_DF' but 5 in 'u_D'" in err

@@ -8,6 +8,7 @@ in which the code of one rank is changed, so that it is known which line must be
 import re
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from placements.ledger import Entry, ledger
 from placements.meaning import split
 from placements.mesh import Mesh, set_current_mesh
 from placements.propagate import typecheck
+from placements.testing.crashes import check_judged
 from placements.testing.failures import RankFailure
 from placements.testing.laws.programs import Program, programs
 from placements.testing.ranks import device_mesh, run_ranks
@@ -55,30 +57,47 @@ def check_lockstep(program: Program) -> Sent | None:
         program.run(**zeros)
     except RuntimeError:  # shapes do not fit on one device either
         return None
-    first, *others = run_ranks(program.mesh.sizes, _sent, program)
+    plainly = partial(run_ranks, program.mesh.sizes, _run_plainly, program)
+    ranks = run_ranks(program.mesh.sizes, _sent, program)
+    for _, error in ranks:
+        if error is not None:
+            check_judged(error, plainly)
+    first, *others = [(sent, error is None) for sent, error in ranks]
     for rank, other in enumerate(others, 1):
         assert other == first, f"{program}: rank 0 sent {first}, rank {rank} {other}"
     sent, is_accepted = first
     return sent if is_accepted else None
 
 
-def _sent(program: Program) -> tuple[Sent, bool]:
-    """What this rank sends, its values being like those of no other; and if to the end."""
-    rank, held = dist.get_rank(), dict[str, Tensor]()
-    whole = torch.zeros(program.size, program.size, dtype=torch.float64)
+def _sent(program: Program) -> tuple[Sent, Exception | None]:
+    """What this rank sends, its values being like those of no other; and what ended it."""
+    held = _held(program)
     with set_current_mesh(device_mesh()), ledger() as record:
         try:
             with typecheck():
-                for k, types in enumerate(program.types):
-                    shape = split(whole, types, program.mesh)[rank].shape
-                    value = numbers(shape, seeded(program.seed, k, rank)).requires_grad_()
-                    held[f"v{k}"] = assert_type(value, types)
+                for value, types in zip(held.values(), program.types, strict=True):
+                    assert_type(value, types)
                 y = program.run(**held)
-        except (PlacementError, RuntimeError):  # refused, by the checker or by torch
-            return _in_short(record.entries), False
+        except (PlacementError, RuntimeError) as error:  # refused, by us or by torch
+            return _in_short(record.entries), error
         if y.requires_grad:
             torch.autograd.grad(y.sum(), list(held.values()), allow_unused=True)
-    return _in_short(record.entries), True
+    return _in_short(record.entries), None
+
+
+def _run_plainly(program: Program) -> None:
+    with set_current_mesh(device_mesh()):
+        program.run(**_held(program))
+
+
+def _held(program: Program) -> dict[str, Tensor]:
+    rank, whole = dist.get_rank(), torch.zeros(program.size, program.size)
+    held: dict[str, Tensor] = {}
+    for k, types in enumerate(program.types):
+        shape = split(whole, types, program.mesh)[rank].shape
+        generator = seeded(program.seed, k, rank)
+        held[f"v{k}"] = numbers(shape, generator).requires_grad_()
+    return held
 
 
 def _in_short(entries: list[Entry]) -> Sent:

@@ -13,6 +13,7 @@ apart, and each is compared with the op on what it holds together with the other
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from placements.state import shared_generator
 from placements.tags import put
 from placements.tensor_type import TensorType, make
 from placements.testing.cases.build import is_in_place
+from placements.testing.crashes import check_judged
 from placements.testing.laws.comparison import (
     Comparison,
     RankResult,
@@ -79,12 +81,16 @@ def check_results(
 def run_ranks(
     placed: PlacedCall, held: Sequence[Sequence[Tensor]]
 ) -> tuple[list[RankResult], Exception | None]:
-    """Run the call on every rank, up to the first that refuses, or where torch does."""
+    """Run the call on every rank, up to the first that refuses, or where torch does.
+
+    CheckerCrash if the checker fails on what torch accepts: that is no refusal.
+    """
     ranks: list[RankResult] = []
     for r, place in enumerate(placed.mesh.coordinates()):
         try:
             ranks.append(_run_rank(placed, r, place, [h[r] for h in held]))
-        except (PlacementError, RuntimeError, IndexError, ValueError) as error:
+        except Exception as error:
+            check_judged(error, partial(_run_plainly, placed, [h[r] for h in held]))
             return ranks, error
     return ranks, None
 
@@ -107,6 +113,15 @@ def _run_rank(
     found = [t for t in types if t is not None]
     assert len(found) == len(types), f"{placed!r}: a result without a type"
     return RankResult(inputs, outputs, found)
+
+
+def _run_plainly(placed: PlacedCall, held: Sequence[Tensor]) -> None:
+    placed.call.run(
+        *(
+            x.detach().clone().requires_grad_(given.has_gradient)
+            for x, given in zip(held, placed.call.operands, strict=True)
+        )
+    )
 
 
 def _check_same_types(placed: PlacedCall, ranks: Sequence[RankResult]) -> None:

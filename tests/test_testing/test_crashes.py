@@ -1,0 +1,264 @@
+"""A failure of the checker is told as one, and never counted as a refusal."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+import torch
+from hypothesis import find
+from jaxtyping import Float
+from torch import Tensor
+
+from placements import On, P, PlacementError, R, S, all_reduce, infer, typed
+from placements.propagate import Typecheck
+from placements.testing import assert_spmd_equivalent, check_spmd_case
+from placements.testing.cases.table import calls
+from placements.testing.crashes import CheckerCrash, check_judged
+from placements.testing.laws.kept_numbers import is_kept
+from placements.testing.laws.losses import check_loss
+from placements.testing.laws.padding import check_padding, padded_calls
+from placements.testing.laws.placed_calls import placed_calls
+from placements.testing.laws.sound import check_sound
+from placements.testing.spmd_case import refusal
+from placements.verify import Verify
+from spmd_moe.bugs.catalogue import BUGS
+from spmd_moe.bugs.findings import find_all, summary
+from spmd_moe.bugs.measure import CRASHED, measure
+from spmd_moe.bugs.peers import CRASHES, SameWords, opinion_of
+from spmd_moe.cli.main import main
+
+DEFECT = "this is a defect of placements, not a verdict on the program"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def crash(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return crash
+
+
+def at_entry(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(Typecheck, "__enter__", raising(error))
+
+
+def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception, *names: str) -> None:
+    wanted = names or ("mul", "matmul", "linear", "__matmul__")
+    plain = Typecheck.__torch_function__
+
+    def crash(self: Any, func: Any, *rest: Any) -> Any:
+        if getattr(func, "__name__", "") in wanted:
+            raise error
+        return plain(self, func, *rest)
+
+    monkeypatch.setattr(Typecheck, "__torch_function__", crash)
+    monkeypatch.setattr(Verify, "__torch_function__", crash)
+
+
+def in_verify(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(sys.modules["placements.verify"], "first_lie", raising(error))
+
+
+PLACES = [at_entry, at_an_op]
+ERRORS = [KeyError("tp"), AttributeError("gone"), RuntimeError("odd"), ValueError("odd")]
+
+
+@typed
+def doubled(
+    x_TD: Annotated[Float[Tensor, "T D"], On(tp=S(0))],
+) -> Annotated[Float[Tensor, "T D"], On(tp=S(0))]:
+    return x_TD * 2
+
+
+def whole(x_TD: Tensor) -> Tensor:
+    return x_TD * 2
+
+
+INPUTS: Any = {"x_TD": (torch.ones(4, 2).double(), {"tp": S(0)})}
+
+
+@pytest.mark.parametrize("crash", PLACES)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_the_kit_tells_a_crash(
+    crash: Callable[..., None], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(monkeypatch, error)
+    with pytest.raises(CheckerCrash, match=DEFECT) as found:
+        check_spmd_case(doubled, whole, INPUTS, mesh={"tp": 2})
+    assert type(error).__name__ in str(found.value)
+    assert found.value.cause is error
+    with pytest.raises(CheckerCrash, match=DEFECT) as found:
+        assert_spmd_equivalent(doubled, whole, examples=3)
+    assert "check_spmd_case(fn, reference" in str(found.value)
+
+
+def test_a_crash_of_one_rank_is_no_refusal_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Typecheck.__torch_function__
+
+    def crash(self: Any, func: Any, *rest: Any) -> Any:
+        if getattr(func, "__name__", "") == "exp":
+            if torch.distributed.get_rank() == 1:
+                raise LookupError("no row")
+            raise PlacementError("refused")
+        return plain(self, func, *rest)
+
+    monkeypatch.setattr(Typecheck, "__torch_function__", crash)
+    with pytest.raises(CheckerCrash, match="LookupError: no row"):
+        refusal(lambda x_TD: x_TD.exp(), torch.exp, INPUTS, mesh={"tp": 2})
+
+
+def test_what_the_program_raises_by_itself_is_no_crash() -> None:
+    def indexes(x_TD: Tensor) -> Tensor:
+        rows = {"tp": x_TD}
+        return rows["dp"]
+
+    with pytest.raises(Exception, match="KeyError: 'dp'") as found:
+        check_spmd_case(indexes, whole, INPUTS, mesh={"tp": 2})
+    assert not isinstance(found.value, CheckerCrash)
+    with pytest.raises(Exception, match=r"of size 9|must match") as found:
+        check_spmd_case(lambda x_TD: x_TD + torch.ones(9), whole, INPUTS, mesh={"tp": 2})
+    assert not isinstance(found.value, CheckerCrash)
+
+
+def test_bad_arguments_that_only_a_checked_call_looks_at_are_no_crash() -> None:
+    from placements import assert_type
+
+    def declared_wrongly(x_TD: Tensor) -> Tensor:
+        return assert_type(torch.zeros(3), {"tp": S(4)})
+
+    with pytest.raises(Exception, match=r"S\(4\)|dim 4") as found:
+        check_spmd_case(declared_wrongly, whole, INPUTS, mesh={"tp": 2})
+    assert not isinstance(found.value, CheckerCrash)
+
+
+def test_the_laws_tell_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    from placements.mesh import Mesh
+    from placements.testing.laws import programs as drawn
+    from placements.testing.laws.lockstep import check_lockstep
+
+    program = drawn.Program(
+        Mesh({"tp": 2}), 2, ({"tp": R},), (drawn.Step("double", (0,)),), 0
+    )
+    assert drawn.check_program(program) and check_lockstep(program) == []
+    call = find(calls(name="neg"), lambda call: bool(is_kept(call)))
+    placed = find(placed_calls(name="neg"), check_sound)
+    padded = find(padded_calls(name="neg"), check_padding)
+    at_an_op(monkeypatch, RuntimeError("odd"))
+    with pytest.raises(CheckerCrash):
+        drawn.check_program(program)
+    with pytest.raises(CheckerCrash):
+        check_lockstep(program)
+    with monkeypatch.context() as patched:
+        at_an_op(patched, ValueError("odd"), "neg", "__neg__", "negative", "neg_")
+        for law in (lambda: is_kept(call), lambda: check_sound(placed)):
+            with pytest.raises(CheckerCrash, match="ValueError: odd"):
+                law()
+        with pytest.raises(CheckerCrash, match="ValueError: odd"):
+            check_padding(padded)
+    at_entry(monkeypatch, ValueError("odd"))
+    with pytest.raises(ValueError, match="odd"):
+        check_loss("P")
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("crash", [*PLACES, in_verify])
+def test_bugs_do_not_count_a_crash(
+    crash: Callable[..., None], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(monkeypatch, error)
+    bug = next(b for b in BUGS if b.id == "B01")
+    if crash is in_verify:  # the types refuse before; the right program gets there
+        verdict = measure(bug)
+        assert isinstance(verdict.right_failed, CheckerCrash) and not verdict.is_as(bug)
+        return
+    verdict = measure(bug)
+    assert verdict.by == CRASHED and verdict.crash is not None
+    assert not verdict.is_as(bug)
+
+
+def test_the_command_bugs_fails_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_entry(monkeypatch, KeyError("tp"))
+    monkeypatch.setattr("spmd_moe.cli.bugs.BUGS", BUGS[:2])
+    assert main(["bugs"]) == 3
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 of 2 bugs are refused" in shown and "0 of 2 right programs pass" in shown
+    assert f"FAILED: {BUGS[0].id}: KeyError: 'tp'" in shown and DEFECT in shown
+    assert main(["bugs", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert all(DEFECT in one["crashed"] and not one["as_expected"] for one in found)
+    assert main(["bugs", "--show", BUGS[0].id]) == 3
+    shown = capsys.readouterr().out
+    assert "not judged" in shown and "refused by" not in shown
+
+
+def test_a_peer_that_crashes_has_no_opinion(monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = next(b for b in BUGS if b.id == "B01")
+    at_entry(monkeypatch, AttributeError("gone"))
+    assert opinion_of(SameWords(), bug).verdict == CRASHES
+    (finding,) = find_all([bug])
+    assert any("crashes 1" in line for line in summary([finding]))
+
+
+OWN = "tests.support.own_modules.MLPWithReference"
+
+
+@pytest.mark.parametrize("crash", PLACES)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("command", [["--mesh", "tp=2,sp=off"], ["--module", OWN]])
+def test_check_tells_a_crash(
+    command: list[str],
+    error: Exception,
+    crash: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    crash(monkeypatch, error)
+    assert main(["check", *command]) == 3
+    err = capsys.readouterr().err
+    assert DEFECT in err and type(error).__name__ in err and "Traceback" not in err
+    assert main(["check", *command, "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert not report["passed"] and DEFECT in report["failure"]
+
+
+@pytest.mark.parametrize("command", [["--mesh", "tp=2,sp=off"], ["--module", OWN]])
+def test_check_tells_a_crash_of_verify(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_verify(monkeypatch, KeyError("tp"))
+    assert main(["check", *command]) == 3
+    assert DEFECT in capsys.readouterr().err
+
+
+def test_a_lookup_that_fails_in_this_package_is_a_crash() -> None:
+    """By a `raise` it speaks to the user; by an operation that fails it does not."""
+
+    def fails() -> None:
+        infer.__dict__["no such name"]
+
+    try:
+        fails()
+    except KeyError as error:
+        with pytest.raises(CheckerCrash, match=r"test_crashes\.py"):
+            check_judged(error, lambda: None)
+
+
+@typed
+def summed(
+    x_T: Annotated[Float[Tensor, " T"], On(tp=P)],
+) -> Annotated[Float[Tensor, " T"], On(tp=R)]:
+    return all_reduce(x_T, "tp", src=P, dst=R)
+
+
+def test_a_crash_in_backward_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "placements.testing.spmd_case._seed", raising(KeyError("cotangent"))
+    )
+    inputs: Any = {"x_T": (torch.ones(4).double(), {"tp": P})}
+    with pytest.raises(CheckerCrash, match="KeyError: 'cotangent'"):
+        check_spmd_case(summed, lambda x_T: x_T, inputs, mesh={"tp": 2})
