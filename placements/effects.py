@@ -107,6 +107,8 @@ def watch_memory(replace: Callable[[Any, str, Any], None]) -> None:
                 operands=[described(self)],
                 advice="copy_ the values, or use the other tensor",
             )
+        if current.mode is not None:
+            tags.clear(self)  # as fresh memory it had one; this comes from outside
         return original(self, *args, **kwargs)
 
     replace(Tensor, "set_", set_)

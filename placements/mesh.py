@@ -6,6 +6,7 @@ The current mesh is one context variable, so every simulated rank has its own.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from functools import lru_cache
@@ -117,6 +118,19 @@ MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
 _ATTRIBUTE = "_placements_mesh"
 
 
+class _Kept:
+    """Holds the Mesh of a DeviceMesh, and leaves it out when that is pickled.
+
+    A DTensor is saved with its DeviceMesh, and the file must load without this package.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()  # anything plain that `weights_only=True` lets in
+
+
 @lru_cache(maxsize=64)
 def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     """One Mesh for equal sizes, so that what was inferred on it is found again."""
@@ -130,8 +144,8 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     if isinstance(mesh, Mapping):
         return _mesh_of_sizes(tuple(mesh.items()))
     known = getattr(mesh, _ATTRIBUTE, None)
-    if isinstance(known, Mesh):
-        return known
+    if isinstance(known, _Kept):
+        return known.mesh
     names = getattr(mesh, "mesh_dim_names", None)
     if names is None:
         raise ValueError(
@@ -147,7 +161,7 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         dict(zip(names, map(int, place), strict=True)),
         mesh,
     )
-    setattr(mesh, _ATTRIBUTE, made)
+    setattr(mesh, _ATTRIBUTE, _Kept(made))
     return made
 
 

@@ -5,6 +5,8 @@
 - `version_of`: how often a tensor's memory was written in place.
 - `on_accumulation`, `on_gradient`: hooks, whose signatures torch leaves open.
 - `in_backward`: whether a backward pass is running in this thread.
+- `backward_node`, `BackwardNode`: the node of the graph that backward is at.
+- `leave_out_of_pickles`: what torch saves of the attributes of a tensor.
 - `functional`: the collectives under torch's functional ones, which compile, the fake
   backend and autograd all accept.
 """
@@ -12,7 +14,7 @@
 # pyright: reportUnknownVariableType=false
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,3 +51,28 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHand
 def in_backward() -> bool:
     """Whether autograd is at work, as it is when a checkpoint computes again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def leave_out_of_pickles(prefix: str) -> None:
+    """Save tensors without those of their attributes whose names begin with `prefix`.
+
+    torch pickles the attributes of a tensor with it, so a file would hold classes that
+    `torch.load(weights_only=True)` refuses, and that whoever loads it may not have.
+    A tensor without such attributes is pickled as ever. `deepcopy` does not come here.
+    """
+    original = cast(Any, Tensor).__getstate__
+
+    def __getstate__(self: Tensor) -> Any:  # noqa: N807
+        state: Any = original(self)
+        if isinstance(state, tuple):  # of a subclass with slots
+            attributes, *rest = cast(tuple[Any, ...], state)
+            return (_without(prefix, attributes), *rest)
+        return _without(prefix, state)
+
+    cast(Any, Tensor).__getstate__ = __getstate__
+
+
+def _without(prefix: str, attributes: Any) -> Any:
+    if not attributes or not any(name.startswith(prefix) for name in attributes):
+        return attributes
+    return {k: v for k, v in attributes.items() if not k.startswith(prefix)}
