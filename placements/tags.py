@@ -40,15 +40,3 @@ def is_overwritten(tensor: Tensor) -> bool:
     if known is None or known.fresh is None:
         return False
     return getattr(tensor, _VERSION, None) != version_of(tensor)
-
-
-_GRADIENT = "_placements_gradient"
-
-
-def gradient_state(grad: Tensor) -> str | None:
-    """What happened to a gradient since backward made it; None: nothing."""
-    return cast(str | None, getattr(grad, _GRADIENT, None))
-
-
-def put_gradient_state(grad: Tensor, state: str) -> None:
-    setattr(grad, _GRADIENT, state)

@@ -4,8 +4,8 @@
 - `op_name`: the qualified name of an operator of `torch.ops`.
 - `version_of`: how often a tensor's memory was written in place.
 - `on_accumulation`, `on_gradient`: hooks, whose signatures torch leaves open.
-- `in_backward`: whether a backward pass is running in this thread.
-- `backward_node`, `BackwardNode`: the node of the graph that backward is at.
+- `in_backward`, `backward_pass`: whether one is running in this thread, and which.
+- `backward_node`, `leaf_of`, `before_node`: the node of the graph that backward is at.
 - `leave_out_of_pickles`: what torch saves of the attributes of a tensor.
 - `functional`: the collectives under torch's functional ones, which compile, the fake
   backend and autograd all accept.
@@ -50,7 +50,32 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHand
 
 def in_backward() -> bool:
     """Whether autograd is at work, as it is when a checkpoint computes again."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() != -1
+
+
+def backward_pass() -> int:
+    """A number for the backward pass that runs in this thread; -1: none does."""
+    return torch._C._current_graph_task_id()
+
+
+def backward_node() -> Any:
+    """The node whose hooks or backward are running in this thread; None: no backward."""
+    return torch._C._current_autograd_node() if in_backward() else None
+
+
+def leaf_of(node: Any) -> Tensor | None:
+    """The leaf to whose gradient a node adds; None of any other node."""
+    return getattr(node, "variable", None)
+
+
+def before_node(node: Any, hook: Callable[[Tensor | None], None]) -> RemovableHandle:
+    """Call `hook(gradient)` for what reaches a node, after the hooks of its tensors."""
+
+    def each(grads: tuple[Tensor | None, ...]) -> None:
+        for grad in grads:
+            hook(grad)
+
+    return node.register_prehook(each)
 
 
 def leave_out_of_pickles(prefix: str) -> None:
