@@ -17,7 +17,7 @@ from torch import Tensor
 from placements import tags
 from placements.callsite import name_of
 from placements.describe import checked_mesh
-from placements.mesh import Mesh
+from placements.mesh import Mesh, check_axes, current_mesh
 from placements.state import Context, current
 from placements.tensor_type import TensorType
 from placements.torch_private import unseen
@@ -35,6 +35,7 @@ class own_generator(Context):  # noqa: N801 - reads as what it gives
     """
 
     def __enter__(self) -> None:
+        check_axes("own_generator", current_mesh(), self.axes)
         places = checked_mesh().coordinate
         own = sorted((axis, places[axis]) for axis in self.axes if axis in places)
         self._before = current.shared_axes

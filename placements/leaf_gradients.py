@@ -252,5 +252,3 @@ def in_trouble(call: str, name: str, note: Note) -> PlacementError:
         rule=trouble.rule,
         advice=trouble.advice,
     )
-
-

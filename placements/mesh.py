@@ -6,8 +6,9 @@ The current mesh is one context variable, so every simulated rank has its own.
 """
 
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
 from functools import lru_cache
 from itertools import product
@@ -20,6 +21,58 @@ from placements.torch_private import unseen
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+# (number of ranks, name) of every axis that was ever made: the axes of a mesh and of its
+# other presentations.
+_named: set[tuple[int, str]] = set()
+
+# Axes that some meshes leave out.
+_optional: set[str] = set()
+
+
+def optional_axes(*axes: str) -> None:
+    """Say that meshes may leave these axes out: there, types on them say nothing.
+
+    A type on an axis that the mesh does not have is an error otherwise, because a name
+    that is mistyped would check nothing. A package that annotates for (dp, cp, tp) and
+    runs without cp, too, says so once, where it is imported: `optional_axes("cp")`.
+    """
+    for axis in axes:
+        if not axis.isidentifier():
+            raise ValueError(f"optional_axes: {axis!r} must be a name such as 'cp'")
+    _optional.update(axes)
+
+
+def unknown_axis(mesh: "Mesh", axes: Iterable[str]) -> str | None:
+    """What is wrong with the first axis that no mesh over these ranks has; None: nothing.
+
+    A mesh without axes is one device, where no type says anything.
+    """
+    for axis in axes:
+        if axis in mesh.sizes or not mesh.sizes or axis in _optional:
+            continue
+        if (mesh.num_ranks, axis) not in _named:
+            return (
+                f"names axis {axis!r}, which {mesh!r} does not have"
+                f"{_meant(axis, {*mesh.sizes, *_optional})}; if it is one that some meshes "
+                f"leave out, say optional_axes({axis!r})"
+            )
+    return None
+
+
+def check_axes(where: str, mesh: "Mesh | None", axes: Iterable[str]) -> None:
+    """Raise ValueError for an axis that no mesh over these ranks has."""
+    wrong = None if mesh is None else unknown_axis(mesh, axes)
+    if wrong is not None:
+        raise ValueError(f"{where} {wrong}")
+
+
+def _meant(axis: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # imported late: only mistakes need it
+
+    close = get_close_matches(axis, sorted(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Mesh:
@@ -56,6 +109,7 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
+        _named.update((self.num_ranks, axis) for axis in self.sizes)
         # What was inferred on this mesh, for the next step. It holds types, which hold
         # the mesh, so it must go with the mesh.
         self.inferred: dict[Any, Any] = {}
@@ -84,8 +138,8 @@ class Mesh:
         if axis not in self.sizes:
             known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
             raise ValueError(
-                f"the current mesh has no axis {axis!r} (it has {known}); "
-                f"an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
+                f"the current mesh has no axis {axis!r} (it has {known})"
+                f"{_meant(axis, self.sizes)}; an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
             )
         return self.sizes[axis]
 
@@ -173,11 +227,21 @@ def current_mesh() -> Mesh | None:
     return _current.get()
 
 
+class _Sets(threading.local):
+    """How many times this thread made a mesh current."""
+
+    count = 0
+
+
+sets = _Sets()
+
+
 class set_current_mesh:  # noqa: N801 - reads as the verb it is
     """Make `mesh` the current one: at once, and until the `with` block ends."""
 
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
+        sets.count += made is not None
         self._token: Token[Mesh | None] = _current.set(made)
         self.mesh = made
 

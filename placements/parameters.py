@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from placements.declarations import declarations
 from placements.describe import NO_MESH
 from placements.errors import PlacementError
-from placements.mesh import Mesh, MeshLike, as_mesh, current_mesh
+from placements.mesh import Mesh, MeshLike, as_mesh, check_axes, current_mesh
 from placements.tensor_type import TensorType, declared
 from placements.transport import Line
 from placements.types import AxisType, P, R, Shard, TypesLike
@@ -168,6 +168,8 @@ def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> M
     for mesh in meshes:
         if all(axis in said for axis in mesh.axes):
             return mesh
+    unknown = [axis for axis in said if not any(axis in mesh.sizes for mesh in meshes)]
+    check_axes(f"{call}: parameter {name!r}", meshes[0], unknown)
     raise ValueError(
         f"{call}: parameter {name!r} is declared on {list(said)}, but each of the meshes "
         f"({', '.join(map(repr, meshes))}) has an axis that this leaves out; parameters "

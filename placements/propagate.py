@@ -4,6 +4,7 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -13,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from placements import tags
 from placements.call_inference import CallInference
-from placements.callsite import caller
+from placements.callsite import caller, user_frame
 from placements.describe import NO_MESH, type_or_error
 from placements.effects import check_write
-from placements.errors import PlacementError
+from placements.errors import PlacementError, UncheckedWarning
 from placements.guards import doors_watched
 from placements.infer import SHAPES, Refusal
-from placements.mesh import Mesh, current_mesh
+from placements.mesh import Mesh, current_mesh, sets
 from placements.numbers import RANK_NUMBERS
 from placements.op_lookup import KNOWN, Call, resolve
 from placements.ranks_and_sizes import Pieces
@@ -211,9 +212,33 @@ def _tag(result: Any, found: Any) -> None:
 
 @contextmanager
 def typecheck() -> Generator[Typecheck]:
-    """Check every op inside the `with` block; a block inside another changes nothing."""
+    """Check every op inside the `with` block; a block inside another changes nothing.
+
+    Types are on the axes of the current mesh. Warns (UncheckedWarning) if there was none
+    from the beginning of the block to its end.
+    """
     if current.mode is not None:
         yield current.mode
         return
+    had_mesh, sets_before = current_mesh() is not None, sets.count
     with Typecheck() as mode:
         yield mode
+    if not had_mesh and sets.count == sets_before:
+        warn_unchecked("typecheck()")
+
+
+def warn_unchecked(block: str) -> None:
+    """Say that no mesh was current in a block, at the user's line."""
+    frame = user_frame()
+    text = (
+        f"{block} checked no placements: no mesh was current in the block. Make one "
+        "current, set_current_mesh({'dp': 2, 'tp': 4}) or a DeviceMesh; a program for one "
+        "device says so with set_current_mesh({})"
+    )
+    if frame is None:
+        warnings.warn(text, UncheckedWarning, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        text, UncheckedWarning, frame.f_code.co_filename, frame.f_lineno,
+        frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {}),
+    )  # fmt: skip

@@ -58,7 +58,9 @@ class Note:
     def effect(self) -> frozenset[tuple[Any, ...]]:
         """What two notes have in common if gradients that have them can be added."""
         last = {(step.mesh, step.axis): step.dst for step in self.steps}
-        return frozenset((*place, "RI" if t.letter in "RI" else t) for place, t in last.items())
+        return frozenset(
+            (*place, "RI" if t.letter in "RI" else t) for place, t in last.items()
+        )
 
 
 class Trouble(NamedTuple):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn, Optional, Protocol
 
 from torch import Tensor, nn
 
+from placements.mesh import check_axes, current_mesh
+
 if TYPE_CHECKING:
     from placements.propagate import Typecheck
     from placements.tensor_type import TensorType
@@ -100,6 +102,7 @@ class shared_generator(Context):  # noqa: N801 - reads as the claim it is
     """
 
     def __enter__(self) -> None:
+        check_axes("shared_generator", current_mesh(), self.axes)
         self._before = current.shared_axes
         current.shared_axes = self._before.union(self.axes)
 

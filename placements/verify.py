@@ -36,9 +36,9 @@ from placements.logs import (
     MeshKey,
     claims_of,
 )
-from placements.mesh import Mesh, current_mesh
+from placements.mesh import Mesh, current_mesh, sets
 from placements.op_lookup import KNOWN, Call, resolve
-from placements.propagate import Typecheck
+from placements.propagate import Typecheck, warn_unchecked
 from placements.tensor_type import TensorType
 from placements.torch_private import on_gradient, unseen, version_of
 
@@ -80,6 +80,7 @@ class Verify(Typecheck):
         self._rtol = rtol
         self._module = module
         self._mesh_at_start: Mesh | None = None
+        self._sets_before = 0
         self._token: Token[Ledger | None] | None = None
         self._expected = ExpectedGradients()
         self._keys: dict[Mesh, MeshKey] = {}
@@ -97,7 +98,7 @@ class Verify(Typecheck):
 
     def __enter__(self) -> "Verify":
         super().__enter__()
-        self._mesh_at_start = current_mesh()
+        self._mesh_at_start, self._sets_before = current_mesh(), sets.count
         self._token = activate(_Record(self, active_ledger()))
         self._expect_gradients()
         return self
@@ -112,6 +113,8 @@ class Verify(Typecheck):
                 self.check()
             finally:
                 self._remove_hooks()
+            if self._mesh_at_start is None and sets.count == self._sets_before:
+                warn_unchecked("verify()")
             return
         self._remove_hooks()
         if not isinstance(error, PlacementError):

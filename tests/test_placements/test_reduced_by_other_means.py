@@ -183,7 +183,9 @@ def outcome(do: Do, checked: bool, then: str) -> Any:
 
 @pytest.mark.parametrize("then", ["clip", "reduce", "both"])
 @pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize(("do", "value"), RECOGNISED, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("do", "value"), RECOGNISED, ids=lambda v: getattr(v, "__name__", "")
+)
 def test_a_reduced_gradient_is_recognised(
     do: Do, value: float, checked: bool, then: str
 ) -> None:
@@ -192,9 +194,10 @@ def test_a_reduced_gradient_is_recognised(
 
 def test_a_reduced_gradient_is_recognised_on_gloo() -> None:
     assert run_ranks({"dp": 2}, outcome, a_hook, True, "both", backend="gloo") == [11] * 2
-    assert run_ranks({"dp": 2}, outcome, every_backward, False, "both", backend="gloo") == [
-        22
-    ] * 2
+    assert (
+        run_ranks({"dp": 2}, outcome, every_backward, False, "both", backend="gloo")
+        == [22] * 2
+    )
 
 
 @pytest.mark.parametrize("checked", [False, True])
