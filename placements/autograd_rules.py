@@ -152,7 +152,7 @@ def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """x.grad = g: g is the gradient of x, whole or reduced, on any presentation."""
     x, grad = args
-    known, found = tags.get(x), None if grad is None else tags.get(grad)
+    known, found = tags.get(x), tags.get(grad)  # None has no type either
     if known is None or known.fresh is not None or found is None or found.fresh is not None:
         return func(*args, **kwargs)
     wanted, name = known.dual(), name_of(x) or "x"

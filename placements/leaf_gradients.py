@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from placements import tags
@@ -65,7 +65,6 @@ class Watch:
             self._following.remove()
             self._following = None
 
-    @unserializable_hook
     def _begins(self, _: Tensor | None = None) -> None:
         leaf = self._leaf()
         grad = None if leaf is None else leaf.grad

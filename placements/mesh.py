@@ -139,7 +139,8 @@ class Mesh:
             known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
             raise ValueError(
                 f"the current mesh has no axis {axis!r} (it has {known})"
-                f"{_meant(axis, self.sizes)}; an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
+                f"{_meant(axis, self.sizes)}; "
+                f"an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
             )
         return self.sizes[axis]
 
@@ -227,6 +228,10 @@ def current_mesh() -> Mesh | None:
     return _current.get()
 
 
+# Whether it was said that there is one device: a mesh without axes.
+_one_device: ContextVar[bool] = ContextVar("placements_one_device", default=False)
+
+
 class _Sets(threading.local):
     """How many times this thread made a mesh current."""
 
@@ -236,13 +241,23 @@ class _Sets(threading.local):
 sets = _Sets()
 
 
+def has_mesh() -> bool:
+    """Whether a mesh is current, or one device was said."""
+    return _current.get() is not None or _one_device.get()
+
+
 class set_current_mesh:  # noqa: N801 - reads as the verb it is
-    """Make `mesh` the current one: at once, and until the `with` block ends."""
+    """Make `mesh` the current one: at once, and until the `with` block ends.
+
+    A mesh without axes, `{}`, says that there is one device. None says nothing.
+    """
 
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
         sets.count += made is not None
-        self._token: Token[Mesh | None] = _current.set(made)
+        self._said = _one_device.set(made is not None and not made.sizes)
+        in_use = made if made is not None and made.sizes else None
+        self._token: Token[Mesh | None] = _current.set(in_use)
         self.mesh = made
 
     def __enter__(self) -> Mesh | None:
@@ -255,3 +270,4 @@ class set_current_mesh:  # noqa: N801 - reads as the verb it is
         trace: TracebackType | None,
     ) -> None:
         _current.reset(self._token)
+        _one_device.reset(self._said)

@@ -20,7 +20,7 @@ from placements.effects import check_write
 from placements.errors import PlacementError, UncheckedWarning
 from placements.guards import doors_watched
 from placements.infer import SHAPES, Refusal
-from placements.mesh import Mesh, current_mesh, sets
+from placements.mesh import Mesh, current_mesh, has_mesh, sets
 from placements.numbers import RANK_NUMBERS
 from placements.op_lookup import KNOWN, Call, resolve
 from placements.ranks_and_sizes import Pieces
@@ -220,7 +220,7 @@ def typecheck() -> Generator[Typecheck]:
     if current.mode is not None:
         yield current.mode
         return
-    had_mesh, sets_before = current_mesh() is not None, sets.count
+    had_mesh, sets_before = has_mesh(), sets.count
     with Typecheck() as mode:
         yield mode
     if not had_mesh and sets.count == sets_before:
@@ -238,7 +238,7 @@ def warn_unchecked(block: str) -> None:
     if frame is None:
         warnings.warn(text, UncheckedWarning, stacklevel=2)
         return
-    warnings.warn_explicit(
-        text, UncheckedWarning, frame.f_code.co_filename, frame.f_lineno,
-        frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {}),
-    )  # fmt: skip
+    where, scope = frame.f_code.co_filename, frame.f_globals
+    seen = scope.setdefault("__warningregistry__", {})
+    name = scope.get("__name__")
+    warnings.warn_explicit(text, UncheckedWarning, where, frame.f_lineno, name, seen)

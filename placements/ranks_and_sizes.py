@@ -57,7 +57,7 @@ def _rank(place: int, mesh: Mesh, axes: tuple[str, ...], origin: str) -> int:
 
 def watch_ranks(replace: Callable[[Any, str, Any], None]) -> None:
     """Make the rank in a group a number of its axes, for as long as checking is on."""
-    pickled: Any = Tensor.__reduce_ex__
+    pickled = cast(Any, Tensor).__reduce_ex__
 
     def with_plain_sizes(self: Tensor, protocol: Any) -> Any:
         with unseen():  # a file holds a size as a plain number, which every reader takes

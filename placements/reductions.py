@@ -6,7 +6,6 @@ typed collective notes on its result what it did, if the result takes no gradien
 own. `leaf_gradients.py` carries the note over to what backward makes of the result.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -174,10 +173,10 @@ def reduced(wanted: TensorType, note: Note | None) -> TensorType:
 def _axis_in(mesh: Mesh, step: Step) -> str | None:
     if step.mesh is not None:
         return step.axis if step.mesh == mesh else None
-    groups: Callable[[str], Any] = mesh.group
     if mesh.device_mesh is None:
         return None
-    return next((a for a in mesh.axes if groups(a).group_name == step.axis), None)
+    groups = {axis: cast(Any, mesh.group(axis)).group_name for axis in mesh.axes}
+    return next((axis for axis, name in groups.items() if name == step.axis), None)
 
 
 def _take(types: dict[str, AxisType], axis: str, step: Step) -> None:

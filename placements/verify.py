@@ -36,7 +36,7 @@ from placements.logs import (
     MeshKey,
     claims_of,
 )
-from placements.mesh import Mesh, current_mesh, sets
+from placements.mesh import Mesh, current_mesh, has_mesh, sets
 from placements.op_lookup import KNOWN, Call, resolve
 from placements.propagate import Typecheck, warn_unchecked
 from placements.tensor_type import TensorType
@@ -80,7 +80,7 @@ class Verify(Typecheck):
         self._rtol = rtol
         self._module = module
         self._mesh_at_start: Mesh | None = None
-        self._sets_before = 0
+        self._had_mesh, self._sets_before = False, 0
         self._token: Token[Ledger | None] | None = None
         self._expected = ExpectedGradients()
         self._keys: dict[Mesh, MeshKey] = {}
@@ -98,7 +98,8 @@ class Verify(Typecheck):
 
     def __enter__(self) -> "Verify":
         super().__enter__()
-        self._mesh_at_start, self._sets_before = current_mesh(), sets.count
+        self._mesh_at_start = current_mesh()
+        self._had_mesh, self._sets_before = has_mesh(), sets.count
         self._token = activate(_Record(self, active_ledger()))
         self._expect_gradients()
         return self
@@ -113,7 +114,7 @@ class Verify(Typecheck):
                 self.check()
             finally:
                 self._remove_hooks()
-            if self._mesh_at_start is None and sets.count == self._sets_before:
+            if not self._had_mesh and sets.count == self._sets_before:
                 warn_unchecked("verify()")
             return
         self._remove_hooks()

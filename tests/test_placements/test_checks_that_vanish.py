@@ -160,7 +160,7 @@ DOORS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_an_axis_that_no_mesh_has_is_said(door: str) -> None:
     with set_current_mesh(MESH), typecheck():
-        with pytest.raises(ValueError, match="'tpp'.*did you mean 'tp'"):
+        with pytest.raises(ValueError, match=r"'tpp'.*did you mean 'tp'"):
             DOORS[door]()
 
 
@@ -200,9 +200,7 @@ def test_an_axis_may_be_left_out_if_it_is_optional(monkeypatch: pytest.MonkeyPat
         assert_type(x, {"dp": S(0), "ring": S(1), "tp": R})
     with set_current_mesh({"dp": 2, "ring": 2, "tp": 2}), typecheck():
         y = assert_type(torch.ones(2, 2), {"dp": S(0), "ring": R, "tp": R})
-        with pytest.raises(
-            PlacementError, match="y is R on axis 'ring'|x is R on axis 'ring'"
-        ):
+        with pytest.raises(PlacementError, match="x is R on axis 'ring'"):
             on_an_optional_axis(y)
     with pytest.raises(ValueError, match="must be a name"):
         optional_axes("not a name")

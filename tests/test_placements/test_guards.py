@@ -11,9 +11,9 @@ import torch.distributed._functional_collectives as functional_collectives
 from placements import (
     P,
     PlacementError,
-    UncheckedWarning,
     R,
     S,
+    UncheckedWarning,
     assert_type,
     register_op,
     set_current_mesh,
