@@ -2,7 +2,7 @@
 
 import torch
 
-from placements import typecheck
+from placements import set_current_mesh, typecheck
 from spmd_moe import MoE, MoEConfig, reference_moe, update_expert_bias
 
 config = MoEConfig(
@@ -29,7 +29,7 @@ optimizer = torch.optim.AdamW(moe.parameters(), lr=3e-3)
 moe.router.balance.counts_E.zero_()
 for step in range(30):
     optimizer.zero_grad()
-    with typecheck():  # on one device there is little to say; shapes are checked
+    with set_current_mesh({}), typecheck():  # one device: shapes are checked, no more
         loss = (moe(x_BLD, seq_len=16) - target_BLD).square().mean()
     loss.backward()
     optimizer.step()

@@ -17,6 +17,7 @@ generators, draws       random state of each rank's own, or shared
 declarations, typed     types on tensors and modules; types in signatures
 parameters              the declared types of a module's parameters; what follows from them:
                         gradients, clipping, checkpoint; averages over split dims
+reductions              what hooks and assignments did to a gradient (leaf_gradients)
 verify                  compares values across ranks (logs, fingerprints, crosscheck)
 errors, suggest         one exception, one format, fixes that were tried
 """
@@ -39,6 +40,7 @@ from placements.declarations import declare as declare
 from placements.declarations import region as region
 from placements.declarations import type_of as type_of
 from placements.errors import PlacementError as PlacementError
+from placements.errors import UncheckedWarning as UncheckedWarning
 from placements.extents import Even as Even
 from placements.extents import Folded as Folded
 from placements.extents import Padded as Padded
@@ -55,6 +57,7 @@ from placements.meaning import join as join
 from placements.meaning import split as split
 from placements.mesh import Mesh as Mesh
 from placements.mesh import current_mesh as current_mesh
+from placements.mesh import optional_axes as optional_axes
 from placements.mesh import set_current_mesh as set_current_mesh
 from placements.op_lookup import register_op as register_op
 from placements.padding import pad_rows as pad_rows

@@ -25,6 +25,7 @@ from placements.array_hints import (
 )
 from placements.describe import checked_mesh, dtype_name, short_dtype
 from placements.errors import Fix, PlacementError
+from placements.mesh import unknown_axis
 from placements.state import observer
 from placements.suggest import change
 from placements.tensor_type import TensorType
@@ -129,6 +130,10 @@ class Checks:
             if reason:
                 self._fail(name, f"does not fit its shape: {reason}")
         mesh = checked_mesh()
+        for on in ons:
+            wrong = unknown_axis(mesh, on.patterns(self.arguments))
+            if wrong is not None:
+                self._fail(name, f"cannot be checked: its annotation {wrong}")
         if known is None:
             if mesh.axes:
                 self._fail(

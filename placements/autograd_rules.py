@@ -12,9 +12,13 @@ from torch import Tensor
 from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import described, type_or_error
-from placements.errors import Fix, mismatch
+from placements.errors import Fix, PlacementError, mismatch
+from placements.infer import Refusal
+from placements.leaf_gradients import check_noted, misfit, watch
+from placements.presentations import presented
+from placements.reductions import note_of, put_note, reduced
 from placements.state import observer, suspended
-from placements.tensor_type import ZERO
+from placements.tensor_type import ZERO, from_factory
 from placements.transitions import cost, find
 from placements.types import BY_LETTER, WORDS, Shard
 
@@ -62,6 +66,24 @@ def _check_loss(where: str, loss: Tensor) -> None:
 def _check_seed(where: str, output: Tensor, seed: Tensor) -> None:
     """A gradient that is handed in has the type of a gradient."""
     expected, actual = type_or_error(output, where).dual(), type_or_error(seed, where)
+    if actual.is_number and actual.fresh is not None:
+        actual = from_factory(expected.mesh, actual.fresh)  # it is that on any mesh
+    elif actual.mesh != expected.mesh:
+        try:
+            actual = presented(actual, expected.mesh)
+        except Refusal as refusal:
+            raise PlacementError(
+                f"{where} at {caller()}: {name_of(seed) or 'gradient'} lives on "
+                f"{actual.mesh!r}, expected {expected.mesh!r}: {refusal.reason}",
+                where=where,
+                name=name_of(seed) or "gradient",
+                axis=refusal.axis,
+                expected=repr(expected.mesh),
+                actual=repr(actual.mesh),
+                rule="the gradient of a value has the dual of its type",
+                operands=[described(output), described(seed)],
+                advice="reinterpret_mesh(gradient, mesh)",
+            ) from None
     for axis, t in expected.items():
         # One number on every rank is any type but a Partial, which it would count n times.
         fits = actual.is_number and (t.letter != "P" or actual.fresh == ZERO)
@@ -120,8 +142,41 @@ def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     grad = func(*args, **kwargs)
     known = tags.get(args[0])
     if isinstance(grad, Tensor) and known is not None and tags.get(grad) is None:
-        tags.put(grad, known.dual())
+        try:
+            tags.put(grad, reduced(known.dual(), note_of(grad)))
+        except Refusal:
+            tags.put(grad, known.dual())  # whoever uses it as a gradient says what is wrong
     return grad
+
+
+def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.grad = g: g is the gradient of x, whole or reduced, on any presentation."""
+    x, grad = args
+    known, found = tags.get(x), tags.get(grad)  # None has no type either
+    if known is None or known.fresh is not None or found is None or found.fresh is not None:
+        return func(*args, **kwargs)
+    wanted, name = known.dual(), name_of(x) or "x"
+    where = f"{name}.grad at {caller()}"
+    try:
+        shown = presented(found, known.mesh)
+    except Refusal as refusal:
+        raise misfit(where, name, refusal) from None
+    for axis, t in wanted.items():
+        if shown[axis] != t and (t.letter != "P" or shown[axis].letter not in "RI"):
+            raise mismatch(
+                where, "the gradient", axis, repr(t), repr(shown[axis]),
+                rule="the gradient of a value has the dual of its type, or is Replicate "
+                "where it was Partial and is reduced",
+                operands=[described(x, known), described(grad, found)],
+            )  # fmt: skip
+    if shown.types == wanted.types:
+        return func(*args, **kwargs)
+    check_noted(where, name, wanted, shown, note := note_of(grad))
+    result = func(*args, **kwargs)
+    if note is not None:
+        put_note(grad, note.watched())
+        watch(x)
+    return result
 
 
 AUTOGRAD: dict[str, Callable[..., Any]] = {

@@ -34,6 +34,17 @@ def together(calls: Iterable[Callable[[], Any]]) -> Callable[[], object]:
     return functools.partial(run, map(call, list(calls)), 0)
 
 
+def error_inside(
+    leaving: GeneratorExit, handled: BaseException | None
+) -> BaseException | None:
+    """The error by which the block is left; None if it came to its end.
+
+    `leaving` was raised while that error was handled. `handled` is the exception that was
+    handled when the block began, as it is for a block inside an `except` clause.
+    """
+    return None if leaving.__context__ is handled else leaving.__context__
+
+
 class Block(ContextDecorator, io.IOBase, Generic[T]):
     """A `with` block whose generator `steps` yields once: before it, and after it.
 

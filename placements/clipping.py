@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from placements import tags
 from placements.errors import mismatch
 from placements.gradients import gradient_type, partial_axes
+from placements.leaf_gradients import watch_noted
 from placements.mesh import Mesh
 from placements.parameters import (
     Held,
@@ -59,6 +60,7 @@ def clip_grad_norm_(
         by_spread: dict[_Spread, list[Tensor]] = {spread: [] for spread in spreads}
         for one, spread in zip(held, spreads, strict=True):
             if one.tensor.grad is not None:
+                watch_noted(one.tensor)
                 by_spread[spread].append(local_part(one.tensor.grad)[0])
         grads = [grad for some in by_spread.values() for grad in some]
         norm = _total_norm(by_spread, norm_type, _zero_like(held))
@@ -89,7 +91,7 @@ def _spread(call: str, held: Held) -> _Spread:
         found = held.type
         split = dict(found) | local_part(held.tensor)[1]
     else:
-        found = gradient_type(held)
+        found = gradient_type(held, call)
         split = dict(found)
         pending = partial_axes(found)
         if pending:
@@ -97,7 +99,9 @@ def _spread(call: str, held: Held) -> _Spread:
                 call, f"the gradient of {held.name!r}", pending[0], "Replicate", "Partial",
                 rule="each rank holds one summand; the norm of the sum is not the sum of "
                 "norms",
-                advice="reduce_gradients(module) first",
+                advice="reduce_gradients(module) first; if it was summed by other means, "
+                "sum by typed collectives, which are known: p.grad = "
+                f"all_reduce(p.grad, {pending[0]!r}, src=P, dst=R)",
             )  # fmt: skip
     axes = [axis for axis in found.mesh.axes if split[axis].letter in "SV"]
     return found.mesh, tuple(axes)

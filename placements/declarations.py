@@ -11,6 +11,7 @@ from placements.describe import checked_mesh, described, type_or_error
 from placements.effects import unwritten
 from placements.errors import PlacementError, mismatch
 from placements.index import Index
+from placements.mesh import check_axes
 from placements.padding import declare_padding, padded_at
 from placements.state import current, observer
 from placements.tensor_type import TensorType, declared
@@ -207,6 +208,7 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
     if known.pads:
         raise padded_at("region", arg, known)
     _check(arg, known, given)
+    check_axes("region: grads", known.mesh, grad)
     _observe("region", None, arg)
     for axis, t in known.dual().items():
         said = as_axis_type(grad[axis]) if axis in grad else None

@@ -106,6 +106,8 @@ def watched_set(original: Any) -> Any:
                 operands=[described(self)],
                 advice="copy_ the values, or use the other tensor",
             )
+        if current.mode is not None:
+            tags.clear(self)  # as fresh memory it had one; this comes from outside
         return original(self, *args, **kwargs)
 
     return set_

@@ -65,6 +65,13 @@ class PlacementError(AnnotationError, ValueError):
         return "\n".join(lines)
 
 
+class UncheckedWarning(UserWarning):
+    """A block ended in which placements could not be checked, because there was no mesh.
+
+    `warnings.simplefilter("error", UncheckedWarning)` makes it an error.
+    """
+
+
 def mismatch(
     where: str,
     name: str,

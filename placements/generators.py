@@ -16,7 +16,7 @@ from placements import tags
 from placements.blocks import Steps
 from placements.callsite import name_of
 from placements.describe import checked_mesh
-from placements.mesh import Mesh
+from placements.mesh import Mesh, check_axes, current_mesh
 from placements.state import Context, current, sharing
 from placements.tensor_type import TensorType
 from placements.torch_private import unseen
@@ -34,6 +34,7 @@ class own_generator(Context):  # noqa: N801 - reads as what it gives
     """
 
     def steps(self) -> Steps[None]:
+        check_axes("own_generator", current_mesh(), self.axes)
         places = checked_mesh().coordinate
         own = sorted((axis, places[axis]) for axis in self.axes if axis in places)
         with unseen():

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from placements import tags
 from placements.callsite import caller
 from placements.errors import PlacementError, mismatch
+from placements.infer import Refusal
+from placements.leaf_gradients import check_noted, in_trouble, misfit, watch
 from placements.ledger import active_ledger
 from placements.mesh import Mesh
 from placements.moves import Move
@@ -26,14 +28,13 @@ from placements.parameters import (
     trained_parameters,
 )
 from placements.precision import gradient_dtype, said_dtypes
+from placements.presentations import presented
+from placements.reductions import Note, Step, note_of, put_note, reduced
 from placements.state import observer, suspended
 from placements.tensor_type import TensorType
-from placements.torch_private import on_accumulation, unseen
+from placements.torch_private import unseen
 from placements.transitions import find
 from placements.types import P, R
-
-# States of a gradient, kept on it: a sum that was done must not be done again.
-REDUCED, ADDED_TO = "reduced", "added to"
 
 # Gradients that are reduced over the same axes travel together, so many bytes at a time.
 _BUCKET_BYTES = 2**25
@@ -52,8 +53,11 @@ def reduce_gradients(
     Sums are done in `op_dtype`; without it in the dtype that `set_gradient_dtype` gives
     the axis, else in that of the gradient. The gradient keeps its own.
     Communicates: all-reduce over each Partial axis, gradients in buckets.
-    Raises PlacementError for a parameter without a declared type, and for a gradient that
-    was reduced before: it is Replicate, and a second sum would count it n times.
+    A gradient that typed collectives reduced already, in a hook or by an assignment to
+    `.grad`, is summed over the axes that are left.
+    Raises PlacementError for a parameter without a declared type, for a gradient that
+    this function reduced before (a second sum would count it n times), and for one of
+    which it is not known whether it was reduced.
     """
     watcher = observer()
     with unseen(), suspended(), torch.no_grad():
@@ -85,22 +89,30 @@ def partial_axes(tensor_type: TensorType) -> tuple[str, ...]:
     return tuple(axis for axis in tensor_type.mesh.axes if tensor_type[axis].letter == "P")
 
 
-def gradient_type(held: Held) -> TensorType:
-    """The type of a parameter's gradient as it is now; the dual until it is reduced."""
+def gradient_type(held: Held, call: str = "the gradient") -> TensorType:
+    """The type of a parameter's gradient as it is now; the dual until it is reduced.
+
+    Raises PlacementError if it was reduced by other means and is not what it should be,
+    or if it is not known what it is.
+    """
     grad = held.tensor.grad
     assert grad is not None
-    if tags.gradient_state(grad) == ADDED_TO:
-        raise _added_to("the gradient", held)
-    wanted, found = held.type.dual(), tags.get(grad)
-    if found is None or found.fresh is not None or found.mesh != held.type.mesh:
-        found = wanted
+    wanted, name = held.type.dual(), f"the gradient of {held.name!r}"
+    note = note_of(grad)
+    if note is not None and note.trouble:
+        raise in_trouble(call, held.name, note)
+    try:
+        found = _found(wanted, tags.get(grad), note)
+    except Refusal as refusal:
+        raise misfit(call, held.name, refusal) from None
     for axis, t in wanted.items():
-        if found[axis] != t and (t, found[axis]) != (P, R):
+        if found[axis] != t and (t.letter, found[axis].letter) not in _REDUCTIONS:
             raise mismatch(
-                "the gradient", f"the gradient of {held.name!r}", axis, repr(t),
-                repr(found[axis]), rule="the gradient of a parameter has the dual of its "
-                "type, or is Replicate where it was Partial and is reduced",
+                call, name, axis, repr(t), repr(found[axis]),
+                rule="the gradient of a parameter has the dual of its type, or is "
+                "Replicate where it was Partial and is reduced",
             )  # fmt: skip
+    check_noted(call, held.name, wanted, found, note)
     for axis, t in local_part(grad)[1].items():
         if axis in found:
             found = TensorType(
@@ -113,48 +125,51 @@ def gradient_type(held: Held) -> TensorType:
     return found
 
 
+# (what the gradient was, what it may be): a sum that is done gives R, or I, which is equal
+# on all ranks too.
+_REDUCTIONS = {("P", "R"), ("P", "I")}
+
+
+def _found(wanted: TensorType, known: TensorType | None, note: Note | None) -> TensorType:
+    """The type that the tensor has, on the mesh of the parameter; else what is noted."""
+    if known is None or known.fresh is not None:
+        return reduced(wanted, note)
+    return presented(known, wanted.mesh)
+
+
 Due = tuple[Held, tuple[str, ...]]
 
 
 def _due(call: str, module: nn.Module, meshes: Meshes) -> Iterator[Due]:
-    """Parameters whose gradients need a sum, with the axes; the same on every rank."""
+    """Parameters whose gradients need a sum, with the axes; the same on every rank.
+
+    What hooks or assignments have reduced is left as it is.
+    """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
         done: dict[str, object] = dict(local_part(held.tensor)[1])
         axes = tuple(a for a in partial_axes(held.type.dual()) if a not in done)
         grad = held.tensor.grad
-        state = None if grad is None else tags.gradient_state(grad)
-        if not axes:
-            continue
-        if state == ADDED_TO:
-            raise _added_to(call, held)
-        actual = held.type.dual() if grad is None else gradient_type(held)
-        done_on = axes if state == REDUCED else [a for a in axes if actual[a] == R]
-        if done_on:
-            raise PlacementError(
-                f"{call}: the gradient of {held.name!r} was reduced already, so it is "
-                f"Replicate on axis {done_on[0]!r}, expected Partial",
-                where=call,
-                name=held.name,
-                axis=done_on[0],
-                expected="Partial",
-                actual="Replicate",
-                rule="a second sum would count the gradient once for every rank",
-                advice="call it once, after the last backward of the step; zero_grad() "
-                "before the next step's first",
-            )
-        yield held, axes
+        if grad is not None:
+            actual, note = gradient_type(held, call), note_of(grad)
+            if axes and note is not None and note.by_us:
+                raise _reduced_already(call, held, axes[0])
+            axes = tuple(axis for axis in axes if actual[axis] == P)
+        if axes:
+            yield held, axes
 
 
-def _added_to(call: str, held: Held) -> PlacementError:
+def _reduced_already(call: str, held: Held, axis: str) -> PlacementError:
     return PlacementError(
-        f"{call}: backward added to the gradient of {held.name!r} after it was reduced",
+        f"{call}: the gradient of {held.name!r} was reduced already, so it is "
+        f"Replicate on axis {axis!r}, expected Partial",
         where=call,
         name=held.name,
+        axis=axis,
         expected="Partial",
-        actual="Replicate plus Partial",
-        rule="a sum over ranks that is done and one that is due are no longer told apart",
-        advice="reduce once, after the last backward; start the next step with "
-        "zero_grad(), which drops gradients (set_to_none=True)",
+        actual="Replicate",
+        rule="a second sum would count the gradient once for every rank",
+        advice="call it once, after the last backward of the step; zero_grad() "
+        "before the next step's first",
     )
 
 
@@ -227,19 +242,14 @@ def _give(parameter: Tensor, grad: Tensor) -> None:
 
 def _mark(held: Held, axes: tuple[str, ...]) -> None:
     """Note on the gradient that it is reduced; from now on watch for what is added."""
-    parameter = held.tensor
-    assert parameter.grad is not None
-    dual = held.type.dual()
+    grad = held.tensor.grad
+    assert grad is not None
+    before, mesh = gradient_type(held), held.type.mesh
     types = tuple(
-        R if axis in axes else t for axis, t in zip(dual.mesh.axes, dual.types, strict=True)
+        R if axis in axes else t for axis, t in zip(mesh.axes, before.types, strict=True)
     )
-    tags.put(parameter.grad, TensorType(dual.mesh, types, dual.orders))
-    tags.put_gradient_state(parameter.grad, REDUCED)
-
-    def accumulated(parameter: Tensor) -> None:
-        grad = parameter.grad
-        if grad is not None and tags.gradient_state(grad) == REDUCED:
-            tags.put_gradient_state(grad, ADDED_TO)
-        handle.remove()
-
-    handle = on_accumulation(parameter, accumulated)
+    steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in axes)
+    earlier = note_of(grad) or Note()
+    put_note(grad, Note((*earlier.steps * (not earlier.is_input), *steps), by_us=True))
+    tags.put(grad, TensorType(mesh, types, held.type.orders))
+    watch(held.tensor)

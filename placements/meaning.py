@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from placements.extents import Extent, Folded, Padded, ZigZag
-from placements.mesh import Mesh, MeshLike, as_mesh
+from placements.mesh import Mesh, MeshLike, as_mesh, check_axes
 from placements.torch_private import unseen
 from placements.types import AxisType, Partial, Shard, TypesLike, Varying, as_axis_type
 
@@ -54,6 +54,7 @@ def join(locals_: Sequence[Tensor], types: TypesLike, mesh: MeshLike) -> Tensor:
 
 def _complete(types: TypesLike, mesh: Mesh, ndim: int) -> dict[str, AxisType]:
     """The mapping's AxisTypes on axes of size > 1, dims counted from the front."""
+    check_axes("the type", mesh, types)
     cut = {a: as_axis_type(t) for a, t in types.items() if mesh.sizes.get(a, 1) > 1}
     missing = [axis for axis in mesh.axes if axis not in cut]
     if missing:

@@ -6,7 +6,9 @@ The current mesh is one context variable, so every simulated rank has its own.
 """
 
 import math
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
 from functools import lru_cache
 from itertools import product
@@ -19,6 +21,58 @@ from placements.torch_private import unseen
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+# (number of ranks, name) of every axis that was ever made: the axes of a mesh and of its
+# other presentations.
+_named: set[tuple[int, str]] = set()
+
+# Axes that some meshes leave out.
+_optional: set[str] = set()
+
+
+def optional_axes(*axes: str) -> None:
+    """Say that meshes may leave these axes out: there, types on them say nothing.
+
+    A type on an axis that the mesh does not have is an error otherwise, because a name
+    that is mistyped would check nothing. A package that annotates for (dp, cp, tp) and
+    runs without cp, too, says so once, where it is imported: `optional_axes("cp")`.
+    """
+    for axis in axes:
+        if not axis.isidentifier():
+            raise ValueError(f"optional_axes: {axis!r} must be a name such as 'cp'")
+    _optional.update(axes)
+
+
+def unknown_axis(mesh: "Mesh", axes: Iterable[str]) -> str | None:
+    """What is wrong with the first axis that no mesh over these ranks has; None: nothing.
+
+    A mesh without axes is one device, where no type says anything.
+    """
+    for axis in axes:
+        if axis in mesh.sizes or not mesh.sizes or axis in _optional:
+            continue
+        if (mesh.num_ranks, axis) not in _named:
+            return (
+                f"names axis {axis!r}, which {mesh!r} does not have"
+                f"{_meant(axis, {*mesh.sizes, *_optional})}; if it is one that some meshes "
+                f"leave out, say optional_axes({axis!r})"
+            )
+    return None
+
+
+def check_axes(where: str, mesh: "Mesh | None", axes: Iterable[str]) -> None:
+    """Raise ValueError for an axis that no mesh over these ranks has."""
+    wrong = None if mesh is None else unknown_axis(mesh, axes)
+    if wrong is not None:
+        raise ValueError(f"{where} {wrong}")
+
+
+def _meant(axis: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # imported late: only mistakes need it
+
+    close = get_close_matches(axis, sorted(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Mesh:
@@ -55,6 +109,7 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
+        _named.update((self.num_ranks, axis) for axis in self.sizes)
         # What was inferred on this mesh, for the next step. It holds types, which hold
         # the mesh, so it must go with the mesh.
         self.inferred: dict[Any, Any] = {}
@@ -83,7 +138,8 @@ class Mesh:
         if axis not in self.sizes:
             known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
             raise ValueError(
-                f"the current mesh has no axis {axis!r} (it has {known}); "
+                f"the current mesh has no axis {axis!r} (it has {known})"
+                f"{_meant(axis, self.sizes)}; "
                 f"an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
             )
         return self.sizes[axis]
@@ -117,6 +173,19 @@ MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
 _ATTRIBUTE = "_placements_mesh"
 
 
+class _Kept:
+    """Holds the Mesh of a DeviceMesh, and leaves it out when that is pickled.
+
+    A DTensor is saved with its DeviceMesh, and the file must load without this package.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()  # anything plain that `weights_only=True` lets in
+
+
 @lru_cache(maxsize=64)
 def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     """One Mesh for equal sizes, so that what was inferred on it is found again."""
@@ -130,8 +199,8 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     if isinstance(mesh, Mapping):
         return _mesh_of_sizes(tuple(mesh.items()))
     known = getattr(mesh, _ATTRIBUTE, None)
-    if isinstance(known, Mesh):
-        return known
+    if isinstance(known, _Kept):
+        return known.mesh
     names = getattr(mesh, "mesh_dim_names", None)
     if names is None:
         raise ValueError(
@@ -147,7 +216,7 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         dict(zip(names, map(int, place), strict=True)),
         mesh,
     )
-    setattr(mesh, _ATTRIBUTE, made)
+    setattr(mesh, _ATTRIBUTE, _Kept(made))
     return made
 
 
@@ -159,12 +228,36 @@ def current_mesh() -> Mesh | None:
     return _current.get()
 
 
+# Whether it was said that there is one device: a mesh without axes.
+_one_device: ContextVar[bool] = ContextVar("placements_one_device", default=False)
+
+
+class _Sets(threading.local):
+    """How many times this thread made a mesh current."""
+
+    count = 0
+
+
+sets = _Sets()
+
+
+def has_mesh() -> bool:
+    """Whether a mesh is current, or one device was said."""
+    return _current.get() is not None or _one_device.get()
+
+
 class set_current_mesh:  # noqa: N801 - reads as the verb it is
-    """Make `mesh` the current one: at once, and until the `with` block ends."""
+    """Make `mesh` the current one: at once, and until the `with` block ends.
+
+    A mesh without axes, `{}`, says that there is one device. None says nothing.
+    """
 
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
-        self._token: Token[Mesh | None] = _current.set(made)
+        sets.count += made is not None
+        self._said = _one_device.set(made is not None and not made.sizes)
+        in_use = made if made is not None and made.sizes else None
+        self._token: Token[Mesh | None] = _current.set(in_use)
         self.mesh = made
 
     def __enter__(self) -> Mesh | None:
@@ -177,3 +270,4 @@ class set_current_mesh:  # noqa: N801 - reads as the verb it is
         trace: TracebackType | None,
     ) -> None:
         _current.reset(self._token)
+        _one_device.reset(self._said)

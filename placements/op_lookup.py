@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements import tags
-from placements.autograd_rules import AUTOGRAD, gradient_of
+from placements.autograd_rules import AUTOGRAD, gradient_of, set_gradient
 from placements.callsite import caller, name_of
 from placements.describe import checked_mesh, described
 from placements.effects import check_data, unwritten
@@ -52,6 +52,8 @@ def _find(func: Any) -> Any:
         return gradient_of
     if name in AUTOGRAD:
         return AUTOGRAD[name]
+    if name == "grad.__set__":
+        return set_gradient
     if name == "data.__set__":
         return _set_data
     if name in ("shape", "size", "numel", "nelement"):

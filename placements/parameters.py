@@ -4,9 +4,9 @@ Gradient reduction, clipping and checkpoints read types here and nowhere else. T
 from declarations, which belong to modules, so all of it works with checking off.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from placements.declarations import declarations
 from placements.describe import NO_MESH
 from placements.errors import PlacementError
-from placements.mesh import Mesh, MeshLike, as_mesh, current_mesh
+from placements.mesh import Mesh, MeshLike, as_mesh, check_axes, current_mesh
 from placements.tensor_type import TensorType, declared
 from placements.transport import Line
 from placements.types import AxisType, P, R, Shard, TypesLike
 
-Meshes = Sequence[MeshLike] | None
+Meshes: TypeAlias = "MeshLike | Sequence[MeshLike] | None"
 
 # What wrappers put into the names of the modules that they wrap.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -40,7 +40,7 @@ def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
     Raises ValueError if there are several ranks but no mesh: nothing would be done.
     """
     if meshes is not None:
-        return tuple(as_mesh(mesh) for mesh in meshes)
+        return _each(call, meshes)
     mesh = current_mesh()
     if mesh is not None:
         return (mesh,)
@@ -50,6 +50,18 @@ def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
             "with set_current_mesh(mesh): ..., or pass meshes=(mesh,)"
         )
     return (NO_MESH,)
+
+
+def _each(call: str, meshes: "MeshLike | Sequence[MeshLike]") -> tuple[Mesh, ...]:
+    """The meshes given: several, or one."""
+    one = isinstance(meshes, Mesh | Mapping) or hasattr(meshes, "mesh_dim_names")
+    every = (meshes,) if one else meshes
+    if not isinstance(every, Iterable) or isinstance(every, str | Tensor):
+        raise TypeError(
+            f"{call}: meshes= takes a mesh or several over the same ranks, "
+            f"meshes=(dense, sparse); got {meshes!r}"
+        )
+    return tuple(as_mesh(cast(MeshLike, mesh)) for mesh in every)
 
 
 def line_of(mesh: Mesh, axis: str) -> Line:
@@ -156,6 +168,8 @@ def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> M
     for mesh in meshes:
         if all(axis in said for axis in mesh.axes):
             return mesh
+    unknown = [axis for axis in said if not any(axis in mesh.sizes for mesh in meshes)]
+    check_axes(f"{call}: parameter {name!r}", meshes[0], unknown)
     raise ValueError(
         f"{call}: parameter {name!r} is declared on {list(said)}, but each of the meshes "
         f"({', '.join(map(repr, meshes))}) has an axis that this leaves out; parameters "

@@ -2,6 +2,9 @@
 
 A torch-function mode sees the calls of torch's functions. What it does not see is found by
 replacing the methods that such a call goes through, for as long as any block is open.
+
+One thing more is replaced, from import on: `Tensor.__getstate__` (`tags.py`) leaves types
+out of pickles, since a tensor may be saved after its block has ended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +38,8 @@ def _patches() -> Iterator[_Patch]:
         yield _Patch(nn.Module, name, buffers.watched)
     # The type of a tensor says what its old memory holds.
     yield _Patch(Tensor, "set_", effects.watched_set)
+    # A saved tensor would hold sizes that know their axis, which readers do not expect.
+    yield _Patch(Tensor, "__reduce_ex__", ranks_and_sizes.with_plain_sizes)
     if not dist.is_available():
         return
     # A rank is a number that differs by rank.

@@ -67,14 +67,14 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
     if source.rank_order() != target.rank_order():
         raise Refusal("the two meshes are not over the same ranks in the same order")
     types: dict[str, AxisType] = {}
-    for old, new in _blocks(source, target):
+    for old, new in blocks(source, target):
         types.update(_block_types(known, old, target, new))
     order = sorted(types, key=lambda axis: list(target.sizes).index(axis))
     found = make(target, {axis: types[axis] for axis in order}, known.index)
     return found.with_pads(known.pads)
 
 
-def _blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
+def blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
     """The smallest groups of axes of both meshes that cover the same ranks."""
     ends = [set(_strides(mesh)) for mesh in (a, b)]
     blocks: list[tuple[list[str], list[str]]] = []

@@ -24,6 +24,7 @@ from placements.op_lookup import KNOWN, Call, resolve
 from placements.ranks_and_sizes import Pieces
 from placements.state import Observer, block_here, current
 from placements.tensor_type import TensorType
+from placements.unchecked import warned_without_a_mesh
 
 _MEMO_SIZE = 2048
 
@@ -206,12 +207,19 @@ class _Joined(Block[Typecheck]):
     """The block of `typecheck()`: a checker of its own, or the one around it."""
 
     def steps(self) -> Steps[Typecheck]:
-        return opened(current.mode or Typecheck())
+        outer = current.mode
+        if outer is not None:
+            return opened(outer)
+        return warned_without_a_mesh("typecheck()", opened(Typecheck()))
 
     def _recreate_cm(self) -> "_Joined":
         return _Joined()  # as a decorator: one for each call
 
 
 def typecheck() -> Block[Typecheck]:
-    """Check every op inside the `with` block; a block inside another changes nothing."""
+    """Check every op inside the `with` block; a block inside another changes nothing.
+
+    Types are on the axes of the current mesh. Warns (UncheckedWarning) if there was none
+    from the beginning of the block to its end.
+    """
     return _Joined()

@@ -53,6 +53,16 @@ def _rank(place: int, mesh: Mesh, axes: tuple[str, ...], origin: str) -> int:
     return belonging(place, Facts(letters, origin))
 
 
+def with_plain_sizes(reduce_ex: Any) -> Any:
+    """`Tensor.__reduce_ex__`: a file holds a size as a plain number, as readers expect."""
+
+    def with_plain_sizes(self: Tensor, protocol: Any) -> Any:
+        with unseen():
+            return reduce_ex(self, protocol)
+
+    return with_plain_sizes
+
+
 def rank_in_group(get_rank: Any) -> Any:
     """`dist.get_rank` whose result is a number of the axes along which it differs."""
 

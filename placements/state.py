@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Optional, Protocol
 from torch import Tensor, nn
 
 from placements.blocks import Block, Steps, block, together
+from placements.mesh import check_axes, current_mesh
 
 if TYPE_CHECKING:
     from placements.propagate import Typecheck
@@ -168,5 +169,6 @@ class shared_generator(Context):  # noqa: N801 - reads as the claim it is
     """
 
     def steps(self) -> Steps[None]:
+        check_axes("shared_generator", current_mesh(), self.axes)
         with sharing(current.shared_axes.union(self.axes)):
             yield

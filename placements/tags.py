@@ -1,6 +1,8 @@
 """Put, read and clear the type of a tensor: the only code that touches the attribute.
 
-A tensor holds its type and no type holds a tensor, so nothing is kept alive.
+A tensor holds its type and no type holds a tensor, so nothing is kept alive. What is
+saved of a tensor leaves its type out: a file is for whoever loads it, with this package
+or without.
 """
 
 from typing import cast
@@ -8,7 +10,9 @@ from typing import cast
 from torch import Tensor
 
 from placements.tensor_type import TensorType
-from placements.torch_private import version_of
+from placements.torch_private import leave_out_of_pickles, version_of
+
+leave_out_of_pickles("_placements_")
 
 _TYPE = "_placements_type"
 _VERSION = "_placements_version"
@@ -36,15 +40,3 @@ def is_overwritten(tensor: Tensor) -> bool:
     if known is None or known.fresh is None:
         return False
     return getattr(tensor, _VERSION, None) != version_of(tensor)
-
-
-_GRADIENT = "_placements_gradient"
-
-
-def gradient_state(grad: Tensor) -> str | None:
-    """What happened to a gradient since backward made it; None: nothing."""
-    return cast(str | None, getattr(grad, _GRADIENT, None))
-
-
-def put_gradient_state(grad: Tensor, state: str) -> None:
-    setattr(grad, _GRADIENT, state)

@@ -11,7 +11,7 @@ from typing import cast
 from placements.duals import dual
 from placements.extents import Even, Extent, Padded
 from placements.index import Computed, Cuts, Index
-from placements.mesh import Mesh
+from placements.mesh import Mesh, check_axes
 from placements.types import AxisType, R, Shard, TypesLike, V, as_axis_type, print_types
 from placements.validity import Pads
 
@@ -182,9 +182,11 @@ def declared(
 ) -> TensorType:
     """The TensorType that a declaration gives a local tensor of that shape.
 
-    Every axis of size > 1 must be declared; axes the mesh does not have, or has with
-    size 1, are ignored. A Shard without an extent is cut evenly.
+    Every axis of size > 1 must be declared. Axes that the mesh has with size 1, or that
+    only another presentation of it has, or that are optional, are ignored; others are a
+    ValueError. A Shard without an extent is cut evenly.
     """
+    check_axes("the declaration", mesh, types)
     said = {a: as_axis_type(t) for a, t in types.items() if a in mesh.position}
     missing = [axis for axis in mesh.axes if axis not in said]
     if missing:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import call
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -136,7 +136,57 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHand
 
 def in_backward() -> bool:
     """Whether autograd is at work, as it is when a checkpoint computes again."""
-    return _C._current_graph_task_id() != -1
+    return backward_pass() != -1
+
+
+def backward_pass() -> int:
+    """A number for the backward pass that runs in this thread; -1: none does."""
+    return _C._current_graph_task_id()
+
+
+def backward_node() -> Any:
+    """The node whose hooks or backward are running in this thread; None: no backward."""
+    return _C._current_autograd_node() if in_backward() else None
+
+
+def leaf_of(node: Any) -> Tensor | None:
+    """The leaf to whose gradient a node adds; None of any other node."""
+    return getattr(node, "variable", None)
+
+
+def before_node(node: Any, hook: Callable[[Tensor | None], None]) -> RemovableHandle:
+    """Call `hook(gradient)` for what reaches a node, after the hooks of its tensors."""
+
+    def each(grads: tuple[Tensor | None, ...]) -> None:
+        for grad in grads:
+            hook(grad)
+
+    return node.register_prehook(each)
+
+
+def leave_out_of_pickles(prefix: str) -> None:
+    """Save tensors without those of their attributes whose names begin with `prefix`.
+
+    torch pickles the attributes of a tensor with it, so a file would hold classes that
+    `torch.load(weights_only=True)` refuses, and that whoever loads it may not have.
+    A tensor without such attributes is pickled as ever. `deepcopy` does not come here.
+    """
+    original = cast(Any, Tensor).__getstate__
+
+    def __getstate__(self: Tensor) -> Any:  # noqa: N807
+        state: Any = original(self)
+        if isinstance(state, tuple):  # of a subclass with slots
+            attributes, *rest = cast(tuple[Any, ...], state)
+            return (_without(prefix, attributes), *rest)
+        return _without(prefix, state)
+
+    cast(Any, Tensor).__getstate__ = __getstate__
+
+
+def _without(prefix: str, attributes: Any) -> Any:
+    if not attributes or not any(name.startswith(prefix) for name in attributes):
+        return attributes
+    return {k: v for k, v in attributes.items() if not k.startswith(prefix)}
 
 
 # What torch.distributed keeps once per process; the simulator has it once per rank.

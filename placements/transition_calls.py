@@ -18,15 +18,17 @@ from placements.describe import described, operand_of
 from placements.errors import PlacementError
 from placements.extents import Even, Extent, Padded
 from placements.infer import Operand, Refusal
+from placements.leaf_gradients import follow_hook
 from placements.ledger import active_ledger
 from placements.mesh import Mesh, current_mesh
 from placements.moves import Cut, Move, apply
 from placements.pad_moves import cast_pads
 from placements.precision import NOTHING_SAID, Dtypes, gradient_dtype
+from placements.reductions import note_move
 from placements.retype import retyped, retyped_on_one_rank
 from placements.state import current, observer, suspended
 from placements.tensor_type import TensorType
-from placements.torch_private import unseen
+from placements.torch_private import in_backward, unseen
 from placements.transition_errors import (
     check_mesh,
     check_source,
@@ -82,16 +84,26 @@ def run(
     if current.mode is None:
         if row is None:
             return x
-        return apply(_move(request, row, *_cuts_as_said(request, row)), x)
+        return _noted(request, apply(_move(request, row, *_cuts_as_said(request, row)), x))
     if row is not None and x.requires_grad and not torch.is_grad_enabled():
         _check_gradient_kept(call, x)
     watcher = observer()
     if watcher is not None:
         watcher.crossing(call, None, x, tags.get(x))
     with unseen(), suspended():
-        moved = _checked(request, row)
+        moved = _noted(request, _checked(request, row))
     if watcher is not None and moved is not x:
         watcher.crossing(call, "result", moved, tags.get(moved))
+    return moved
+
+
+def _noted(request: Request, moved: Tensor) -> Tensor:
+    """The result, with a note of what was done if it may be a gradient."""
+    x, line = request.x, request.line
+    if line.size > 1 and moved is not x:
+        step = request.call, request.mesh, line.axis, request.src, request.dst
+        if note_move(x, moved, *step) is not None and in_backward():
+            follow_hook(x)
     return moved
 
 

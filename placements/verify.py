@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from placements import tags
-from placements.blocks import Steps
+from placements.blocks import Steps, error_inside
 from placements.callsite import caller, name_of
 from placements.crosscheck import first_lie
 from placements.errors import PlacementError
@@ -43,6 +43,7 @@ from placements.propagate import Typecheck
 from placements.state import current
 from placements.tensor_type import TensorType
 from placements.torch_private import on_gradient, unseen, version_of
+from placements.unchecked import warned_without_a_mesh
 
 
 def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Verify":
@@ -97,23 +98,26 @@ class Verify(Typecheck):
         self._expected.start_step()
 
     def steps(self) -> "Steps[Verify]":
+        return warned_without_a_mesh("verify()", self._verified())
+
+    def _verified(self) -> "Steps[Verify]":
         handled = sys.exception()
         self._mesh_at_start = current_mesh()
+        error: BaseException | None = None
         try:
             try:
                 with activated(_Record(self, active_ledger())):
                     self._expect_gradients()
                     yield from cast("Steps[Verify]", super().steps())
             except GeneratorExit as leaving:
-                # It is raised while the error of the block, if there is one, is handled.
-                error = leaving.__context__
-                if error is None or error is handled:
-                    self.check()
-                elif not isinstance(error, PlacementError):
-                    # Other ranks may wait in a collective: nothing can be exchanged.
-                    error.add_note(f"verify: {self._log.last()}")
+                error = error_inside(leaving, handled)
+            if error is None:
+                self.check()
         finally:
             self._remove_hooks()
+        if error is not None and not isinstance(error, PlacementError):
+            # Other ranks may wait in a collective: nothing can be exchanged.
+            error.add_note(f"verify: {self._log.last()}")
 
     def check(self) -> None:
         """Exchange and compare what all ranks logged since the last check.

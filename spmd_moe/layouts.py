@@ -13,11 +13,15 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+from placements import optional_axes
 from placements.duals import dual
 from placements.types import AxisType, parse_axis_type
 from spmd_moe.config import Parallel
 
 Types = dict[str, AxisType]
+
+# The axes of both meshes. Types name all of them; a mesh has those that are split.
+optional_axes("dp", "cp", "tp", "edp", "ep", "etp")
 
 # Columns: EP on or off, SP on or off, and EP with ETP.
 CONFIGURATIONS: dict[str, str] = {

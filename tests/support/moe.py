@@ -126,7 +126,7 @@ def on_one_device(case: Case) -> Step:
 def meshes(parallel: Parallel) -> Iterator[tuple[Any, Any]]:
     """The dense mesh made current, and the sparse one; none for one rank alone."""
     if not dist.is_initialized():
-        with set_current_mesh(None):
+        with set_current_mesh({}):
             yield None, None
         return
     dense, sparse = (

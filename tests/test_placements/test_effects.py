@@ -180,7 +180,7 @@ def test_a_tensor_is_not_given_another_memory(checked: None) -> None:
 
 
 def test_leaving_puts_tensors_back() -> None:
-    with typecheck():
+    with set_current_mesh({}), typecheck():
         assert "set_" in Tensor.__dict__
     assert "set_" not in Tensor.__dict__
 

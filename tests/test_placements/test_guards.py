@@ -13,6 +13,7 @@ from placements import (
     PlacementError,
     R,
     S,
+    UncheckedWarning,
     assert_type,
     register_op,
     set_current_mesh,
@@ -67,7 +68,7 @@ def test_an_untyped_tensor_is_refused_by_name() -> None:
 
 
 def test_on_one_device_nothing_needs_to_be_declared() -> None:
-    with typecheck():
+    with set_current_mesh({}), typecheck():
         assert type_of(torch.ones(3) + torch.tensor([1.0, 2.0, 3.0])) == {}
 
 
@@ -105,7 +106,7 @@ def test_a_raw_collective_is_refused_with_the_typed_call(backend: str) -> None:
 def test_leaving_typecheck_puts_torch_back_as_it_was() -> None:
     apply = torch.autograd.Function.__dict__["apply"]
     allreduce = dist.ProcessGroup.__dict__["allreduce"]
-    with typecheck():
+    with set_current_mesh({}), typecheck():
         with typecheck():
             pass
         assert torch.autograd.Function.__dict__["apply"] is not apply
@@ -127,7 +128,9 @@ def test_what_was_inferred_on_one_device_is_not_believed_on_a_mesh() -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    with typecheck():
+    with pytest.warns(UncheckedWarning), typecheck():
+        double(torch.tensor([1.0]))
+    with set_current_mesh({}), typecheck():
         double(torch.tensor([1.0]))
     with set_current_mesh({"tp": 2}), typecheck():
         with pytest.raises(PlacementError, match="no placement"):
