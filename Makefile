@@ -1,15 +1,32 @@
 # Two commands for a newcomer: `make run` and `make test`. Each sets up what it needs.
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+# Another torch than the pinned one lives in an environment of its own:
+# `make test-torch TORCH=2.15.0`, or TORCH=newest.
+TORCH ?= pinned
+VENV := $(if $(filter pinned,$(TORCH)),.venv,.venv-torch-$(TORCH))
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 # Tests run side by side, one worker for each core.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-deep mutants lint format docs bench clean
+.PHONY: run test test-torch test-newest test-deep mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,spmd-types]'
+	$(PYTHON) -m venv $(VENV)
+ifeq ($(TORCH),pinned)
+	cp constraints.txt $(VENV)/constraints.txt
+else
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+endif
+ifeq ($(filter pinned newest,$(TORCH)),)
+	$(PIP) torch==$(TORCH)
+endif
+	$(PIP) -c $(VENV)/constraints.txt -e '.[dev,spmd-types]'
+ifeq ($(TORCH),newest)
+	$(PIP) --upgrade torch
+endif
 	touch $(READY)
 
 run: $(READY)
@@ -17,6 +34,23 @@ run: $(READY)
 
 test: $(READY)
 	$(PYTEST)
+
+# The whole suite on another torch.
+test-torch:
+	@test '$(TORCH)' != pinned || { echo 'say which: make test-torch TORCH=2.15.0'; exit 2; }
+	$(MAKE) test TORCH=$(TORCH)
+
+# The core of both packages, the examples and the commands on the newest torch there is.
+test-newest:
+	$(MAKE) newest TORCH=newest
+
+.PHONY: newest
+newest: $(READY)
+	$(BIN)/spmd-moe --version
+	$(PYTEST) tests/test_placements tests/test_spmd_moe tests/test_testing tests/test_docs.py
+	$(BIN)/spmd-moe check
+	$(BIN)/python -m placements demo
+	set -e; for example in $(EXAMPLES); do $(BIN)/python $$example; done
 
 test-deep: $(READY)
 	$(PYTEST) --placements-profile deep
@@ -44,4 +78,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv .venv-torch-* build dist *.egg-info

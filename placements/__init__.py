@@ -10,7 +10,10 @@ transitions, moves      table of collectives and casts; running them, with their
 collectives             all_reduce, all_gather, ... as `f(x, axis, src=..., dst=...)`
 precision               in which dtype they work, forward and backward apart
 propagate, op_lookup    the mode that checks every op; call_inference: one call of it
-guards, effects         doors that the mode does not see; opaque code that writes; buffers
+blocks, checking, state beginning and ending a block as a whole; who is in which (unchecked)
+patches                 the list of what is replaced in torch meanwhile, and why; what these
+                        do: guards, effects, buffers, ranks_and_sizes
+torch_private           all that is used of torch beyond its public API, with probes
 numbers                 Python numbers that belong to an axis: ranks_and_sizes
 validity, padding       rows of padding: what a type says of them, pad_rules, pad_rows
 generators, draws       random state of each rank's own, or shared
@@ -68,6 +71,7 @@ from placements.propagate import typecheck as typecheck
 from placements.ranks_and_sizes import axis_rank as axis_rank
 from placements.ranks_and_sizes import global_size as global_size
 from placements.state import shared_generator as shared_generator
+from placements.torch_private import UnsupportedTorchError as UnsupportedTorchError
 from placements.typed import typed as typed
 from placements.types import I as I
 from placements.types import Invariant as Invariant
@@ -80,3 +84,4 @@ from placements.types import Shard as Shard
 from placements.types import V as V
 from placements.types import Varying as Varying
 from placements.verify import verify as verify
+from placements.version import __version__ as __version__

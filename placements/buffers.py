@@ -17,6 +17,7 @@ from placements.callsite import caller
 from placements.declarations import declarations
 from placements.errors import PlacementError
 from placements.state import current
+from placements.torch_private import held_by
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # not torchtitan
 
@@ -34,9 +35,8 @@ def watched(original: Any) -> Any:
 
 
 def _check(module: nn.Module, name: str, value: Tensor, frame: FrameType) -> None:
-    state = module.__dict__
-    buffer = state.get("_buffers", {}).get(name)
-    held = buffer if buffer is not None else state.get("_parameters", {}).get(name)
+    buffer, parameter = held_by(module, name)
+    held = buffer if buffer is not None else parameter
     if held is None or held is value:
         return
     if buffer is None and name not in declarations(module):

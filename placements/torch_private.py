@@ -5,6 +5,7 @@ that part is first used, and names what is missing in one error; nothing else of
 inside is touched anywhere (`tests/test_torch_private.py` looks).
 
 - "checking": `typecheck()`, `verify()` and the collectives.
+- "modules": modules whose state keeps its precision.
 - "simulating": `run_ranks` on simulated ranks.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import call
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -202,6 +203,12 @@ def set_distributed_globals(values: dict[str, Any]) -> None:
         setattr(dist.distributed_c10d, name, value)
 
 
+def world() -> Any:
+    """What torch.distributed keeps of groups, in a process that has none."""
+    made: Any = dist.distributed_c10d._World()
+    return made
+
+
 def groups() -> list[Any]:
     """All process groups of this process, or of this simulated rank."""
     return list(distributed_globals()["_world"].pg_map)
@@ -241,6 +248,71 @@ def without_dispatch_modes() -> Any:
     if _C._len_torch_dispatch_stack() == 0:
         return nullcontext()
     return _of("torch.utils._python_dispatch._disable_current_modes")()
+
+
+class WatchesItsState(nn.Module):
+    """A module that is asked when its state is converted or loaded.
+
+    `.bfloat16()`, `.to(...)` and `to_empty` of a module, or of one around it, go through
+    `_apply`, and `load_state_dict` goes through `_load_from_state_dict`. torch has no
+    public name for either.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        require("modules")
+
+    def converted(self, x: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """What becomes of a parameter or buffer; `convert` is what torch would do."""
+        return convert(x)
+
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """Called with the names and values that are about to be loaded."""
+
+    def after_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """Called when they have been loaded."""
+
+    def replace_buffer(self, name: str, value: Tensor) -> None:
+        """Replace a buffer even inside `typecheck()`, which refuses it elsewhere."""
+        self._buffers[name] = value
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Types are declared of the module and survive it. Before the module was called its
+        # tensors have none yet, so there is nothing to check.
+        with unseen():
+            return super()._apply(partial(self.converted, convert=fn), recurse)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self.before_loading(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.after_loading(state_dict, prefix)
+
+
+def held_by(module: nn.Module, name: str) -> tuple[Tensor | None, Tensor | None]:
+    """The buffer and the parameter of that name; a module that is being made has none."""
+    state = vars(module)
+    buffers, parameters = state.get("_buffers", {}), state.get("_parameters", {})
+    return buffers.get(name), parameters.get(name)
+
+
+def _asks_modules() -> bool:
+    asked: list[str] = []
+
+    class Probe(nn.Module):
+        def _apply(self, *args: Any, **kwargs: Any) -> Self:
+            asked.append("_apply")
+            return super()._apply(*args, **kwargs)
+
+        def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+            asked.append("_load_from_state_dict")
+            super()._load_from_state_dict(*args, **kwargs)
+
+    around = nn.Sequential(Probe())
+    around.half().load_state_dict({})
+    held = held_by(nn.Linear(1, 1), "weight")
+    return asked == ["_apply", "_load_from_state_dict"] and held[1] is not None
 
 
 def _can_forget_meshes() -> bool:
@@ -307,10 +379,16 @@ CHECKING: tuple[Use, ...] = (
     Use("torch.ops._c10d_functional", "communicate", _has_functional_collectives),
 )  # fmt: skip
 
+MODULES: tuple[Use, ...] = (
+    Use("nn.Module._apply, nn.Module._load_from_state_dict",
+        "keep the precision of state that is cast or loaded", _asks_modules),
+)  # fmt: skip
+
 _C10D = "torch.distributed.distributed_c10d"
 
 SIMULATING: tuple[Use, ...] = (
     *CHECKING,
+    _is_there(f"{_C10D}._World", "give each simulated rank groups of its own"),
     _is_there(f"{_C10D}._world", "give each simulated rank groups of its own"),
     _is_there(f"{_C10D}._backend", "give each simulated rank groups of its own"),
     _is_there(f"{_C10D}._default_pg_init_method", "give each rank groups of its own"),
@@ -338,7 +416,7 @@ PEERS: tuple[Use, ...] = (
               "programs in the words of torch"),
 )  # fmt: skip
 
-PARTS = {"checking": CHECKING, "simulating": SIMULATING, "peers": PEERS}
+PARTS = {"checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS}
 _works: set[str] = set()
 
 
@@ -374,9 +452,3 @@ def explicit_redistribution(**options: Any) -> Any:
 def fake_store() -> Any:
     """The store of a process group that sends nothing."""
     return _of("torch.testing._internal.distributed.fake_pg.FakeStore")()
-
-
-def all_to_all_single_autograd(*args: Any) -> Any:
-    """torch's functional all-to-all with a backward."""
-    path = "torch.distributed._functional_collectives.all_to_all_single_autograd"
-    return _of(path)(*args)

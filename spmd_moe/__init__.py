@@ -14,6 +14,7 @@ cli/        the command `spmd-moe`                 training/   what `spmd-moe tr
 bugs/       published bugs as programs, and what refuses them
 """
 
+from placements import __version__ as __version__
 from spmd_moe.balance import update_expert_bias as update_expert_bias
 from spmd_moe.combine import combine as combine
 from spmd_moe.combine import combine_full_length as combine_full_length

@@ -8,7 +8,7 @@ least and the counts are int64, whatever a model is cast to and whatever is load
 """
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,30 +54,27 @@ class LoadBalance(Initialised):
         fill_(self.expert_bias_E, 0)
         fill_(self.counts_E, 0)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.bfloat16()`, `.to(...)`, `to_empty` and their like, here and of any parent."""
+    def converted(self, x: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """`.bfloat16()` and its like move the state and do not make it narrower."""
+        made = convert(x)
+        allowed = _BIAS if x.is_floating_point() else _COUNTS
+        return made if made.dtype in allowed else x.to(made.device)
 
-        def kept(buffer: Tensor) -> Tensor:
-            made = fn(buffer)
-            allowed = _BIAS if buffer.is_floating_point() else _COUNTS
-            return made if made.dtype in allowed else buffer.to(made.device)
-
-        return super()._apply(kept, recurse)  # pyright: ignore[reportUnknownMemberType]
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """A bias that is assigned is widened; no tokens were counted since it moved."""
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """A bias that is assigned is widened."""
         name = f"{prefix}expert_bias_E"
-        if name in state_dict and state_dict[name].dtype not in _BIAS:
-            state_dict[name] = state_dict[name].to(_BIAS[0])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
-        if name in state_dict:
-            # Counts are not in the state dict: after `to_empty`, or on the meta device
-            # still when the bias was assigned, they would hold anything or nothing.
-            self._buffers["counts_E"] = torch.zeros_like(
-                self.counts_E, device=self.expert_bias_E.device
-            )
+        if name in state and state[name].dtype not in _BIAS:
+            state[name] = state[name].to(_BIAS[0])
+
+    def after_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """No tokens were counted since the loaded bias moved.
+
+        Counts are not saved: after `to_empty`, or on the meta device still when the bias
+        was assigned, they would hold anything or nothing.
+        """
+        if f"{prefix}expert_bias_E" in state:
+            zeros = torch.zeros_like(self.counts_E, device=self.expert_bias_E.device)
+            self.replace_buffer("counts_E", zeros)
 
     @typed
     def bias_for(self, scores_TE: Tensor) -> BiasE:

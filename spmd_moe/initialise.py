@@ -12,15 +12,15 @@ drawn at last.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from placements import Mesh, Shard
-from placements.torch_private import unseen
+from placements.torch_private import WatchesItsState, unseen
 from placements.types import AxisType
 
 Types = dict[str, AxisType]
@@ -49,7 +49,7 @@ class Spec:
         return [self.rows(dim) for dim in range(len(self.shape))]
 
 
-class Initialised(nn.Module):
+class Initialised(WatchesItsState):
     """A module whose state can be made again as construction made it.
 
     A constructor declares the parameters and ends with `reset_own`. The seed and the name
@@ -80,11 +80,6 @@ class Initialised(nn.Module):
             shape = [len(rows) for rows in spec.held()]
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Every move and cast: types are declared of the module, and survive it."""
-        with unseen():  # also before the module was called, when tensors have no type yet
-            return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
     def reset_own(self) -> None:
         """Fill the parameters and buffers of this module, not of those below."""

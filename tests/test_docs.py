@@ -12,6 +12,7 @@ from rich.console import Console
 
 from placements import demo, rulebook
 from spmd_moe import layouts
+from tests.support.pinned import IS_PINNED
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,7 +69,15 @@ def test_bugs_page_is_generated_by_running_them() -> None:
         [sys.executable, "-m", "spmd_moe", "bugs", "--markdown"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert (ROOT / "docs" / "bugs.md").read_text() == shown, "run: make docs"
+    page = (ROOT / "docs" / "bugs.md").read_text()
+    if not IS_PINNED:  # DTensor is part of torch, and judges otherwise in other versions
+        page, shown = without_dtensor(page), without_dtensor(shown)
+    assert page == shown, "run: make docs"
+
+
+def without_dtensor(page: str) -> str:
+    lines = [line for line in page.splitlines() if not line.startswith("- DTensor:")]
+    return "\n".join(re.sub(r"\| [^|]+ \|$", "|", line) for line in lines)
 
 
 def code_blocks(page: Path) -> list[str]:

@@ -17,7 +17,15 @@ CHECKERS = {
         "--follow-imports=silent",
         "--explicit-package-bases",
     ],
-    "pyright": [sys.executable, "-m", "pyright", "--level", "error"],
+    "pyright": [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--level",
+        "error",
+        "--pythonpath",
+        sys.executable,
+    ],
 }
 
 

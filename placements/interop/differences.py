@@ -169,7 +169,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "no cast to Partial", (DTENSOR,), THEY_REFUSE, THEIRS,
         "DTensor keeps redistribution to Partial to itself; here it is the backward of a "
         "gather and may be written.",
-        forms="convert; redistribute", moves="RP IP SP", says="internal use only",
+        forms="convert; redistribute", moves="RP IP SP",
+        says="internal use only|only Shard to Partial",  # torch 2.13, torch 2.15
     ),
     Difference(
         "lengths are not in the placement", (DTENSOR,), OTHER_TYPE, OTHER_WORD,

@@ -56,6 +56,11 @@ class _World:
         self.pg_to_tag: dict[object, str] = {}
         self.pg_coalesce_state: dict[object, list[object]] = {}
         self.comms: list[object] = []
+        self._rest = torch_private.world()
+
+    def __getattr__(self, name: str) -> object:
+        # Torch 2.15 keeps more than 2.13 does: what is not above is as in a new process.
+        return getattr(self._rest, name)
 
 
 # Every group of gloo has threads that look for work all the time.

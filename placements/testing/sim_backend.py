@@ -87,6 +87,10 @@ class SimGroup(_ProcessGroup):
     def group_name(self) -> str:
         return self._name
 
+    def _get_backend(self, device: object = None) -> "SimGroup":
+        """Since torch 2.15 `batch_isend_irecv` asks the backend whether it coalesces."""
+        return self
+
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "sim"
 
@@ -260,6 +264,12 @@ class SimGroup(_ProcessGroup):
             check_places("gather", [place], inputs)
         return Call("gather", inputs, places, exchange, agree)
 
+    def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> SimWork:
+        """Since torch 2.15: the pieces go into one tensor on the root."""
+        is_root = self._rank == int(opts.rootRank)
+        outputs = by_rank("gather_single", [output], len(self.ranks)) if is_root else []
+        return self.gather([[place for (place,) in outputs]], [tensor], opts)
+
     @_collective
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Call:
         root = int(opts.rootRank)
@@ -308,6 +318,7 @@ class SimGroup(_ProcessGroup):
     all_gather_single = _of_one(all_gather_single_coalesced)
     reduce_scatter_single = _of_one(reduce_scatter_single_coalesced)
     allreduce_coalesced = allreduce
+    gather_into_tensor = gather_single
     # The names these had before torch 2.13, still called by Python and C++.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single

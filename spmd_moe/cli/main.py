@@ -10,7 +10,9 @@ import os
 import sys
 from typing import NoReturn
 
-from placements import PlacementError
+import torch
+
+from placements import PlacementError, UnsupportedTorchError, __version__
 from spmd_moe.cli.crash import CRASHED, crash_text
 from spmd_moe.cli.terminal import BadInput, make_console
 
@@ -30,6 +32,12 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+def _version() -> str:
+    """The versions that a report of a bug should name."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"spmd-moe {__version__} (torch {torch.__version__}, Python {python})"
+
+
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     parser = _Parser(
@@ -39,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used, "
         "3 the checker itself failed",
     )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (module, about) in COMMANDS.items():
         command = commands.add_parser(
@@ -61,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(error, file=sys.stderr)
         return 1
-    except BadInput as error:
+    except (BadInput, UnsupportedTorchError) as error:
         if chosen.debug:
             raise
         line = " ".join(str(error).split())

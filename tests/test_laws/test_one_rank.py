@@ -23,6 +23,9 @@ from placements.types import BY_LETTER, AxisType, Shard
 
 DP: dict[str, AxisType] = {"dp": BY_LETTER["R"]}
 
+# One of the places is a block without a mesh, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore::placements.UncheckedWarning")
+
 
 def whole(row: Transition) -> Tensor:
     """An input that one row per rank can be taken from, where a row takes one."""

@@ -62,6 +62,18 @@ NOT_COLLECTIVE = {
     "_set_group_name",
     "_set_sequence_number_for_group",
     "_wait_for_pending_works",
+    # Since torch 2.15: hooks, and groups that are made anew.
+    "_add_ephemeral_timeout",
+    "get_backend",
+    "get_reconfigure_handle",
+    "new_window",
+    "reconfigure",
+    "register_abort_hook",
+    "register_post_hook",
+    "register_pre_hook",
+    "unregister_abort_hook",
+    "unregister_post_hook",
+    "unregister_pre_hook",
 }
 
 
@@ -73,12 +85,19 @@ def test_every_collective_of_the_interface_is_implemented() -> None:
         if callable(member) and not name.startswith("__")
     }
     only_of_backends = {
+        "_end_time_estimate",
+        "_set_group_uid",
+        "_start_time_estimate",
         "allocate_tensor",
+        "allreduce_sparse",
         "eager_connect_single_device",
+        "get_error",
         "memory_stats",
+        "merge",
         "resume",
         "setUsePgForSymmMemRendezvous",
         "shrink",
+        "split",
         "suspend",
         "supports_tensor_alloc",
     }

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from placements import I, P, V, all_reduce, all_to_all, reinterpret
 from placements.testing import device_mesh
-from placements.torch_private import all_to_all_single_autograd
 from spmd_moe.bugs.c08_lockstep import SENT, W_EDD, X_TD
 from spmd_moe.bugs.inputs import mine
 from spmd_moe.bugs.peer_programs.words import loaded, locally

@@ -1,0 +1,3 @@
+"""The version of the project, which `pyproject.toml` reads from here."""
+
+__version__ = "0.2.0"
