@@ -11,7 +11,7 @@ from hypothesis import find
 from jaxtyping import Float
 from torch import Tensor
 
-from placements import On, P, PlacementError, R, S, all_reduce, infer, torch_private, typed
+from placements import On, P, PlacementError, R, S, all_reduce, infer, typed
 from placements.propagate import Typecheck
 from placements.testing import assert_spmd_equivalent, check_spmd_case
 from placements.testing.cases.table import calls
