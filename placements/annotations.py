@@ -110,10 +110,19 @@ class On:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, On):
             return NotImplemented
-        return (self.whole, self.axes) == (other.whole, other.axes)
+        return self._said() == other._said()
 
     def __hash__(self) -> int:
-        return hash((self.whole, tuple(self.axes)))
+        return hash(self._said())
+
+    def _said(self) -> tuple[object, ...]:
+        """All that it says. `typing` keeps one `Annotated` for annotations that are equal.
+
+        So extents count, although `S(1)` equals any Shard of that dim, and so does the
+        order of the axes, which is that of the cuts.
+        """
+        extents = [getattr(value, "extent", None) for value in self.axes.values()]
+        return self.whole, tuple(self.axes.items()), tuple(extents)
 
     def patterns(self, arguments: Mapping[str, Any]) -> dict[str, AxisType | Variable]:
         """axis -> type or variable, references read from the call's arguments."""

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from placements import (
+    Even,
     I,
     On,
     P,
@@ -245,3 +246,15 @@ def test_with_checking_off_nothing_is_checked() -> None:
 
     with suspended():
         weigh(torch.ones(2, 3), torch.ones(2, 2), 1, name=3)  # type: ignore[arg-type]
+
+
+def test_annotations_that_say_different_things_are_not_taken_for_each_other() -> None:
+    """`typing` hands out the first `Annotated` again for one that is equal."""
+    said = [
+        On(tp=S(1)), On(tp=S(1, Padded(5))), On(tp=S(1, Padded(6))), On(tp=S(1, Even(4))),
+        On(dp=S(0), tp=S(0)), On(tp=S(0), dp=S(0)), On(tp="t"), On("{self.types}"),
+    ]  # fmt: skip
+    made = [Annotated[Tensor, on].__metadata__[0] for on in said]
+    assert all(one is on for one, on in zip(made, said, strict=True))
+    assert On(tp=S(1, Padded(5))) == On(tp=S(1, Padded(5)))
+    assert hash(On(tp=S(1, Padded(5)))) == hash(On(tp=S(1, Padded(5))))
