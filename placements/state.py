@@ -1,8 +1,8 @@
 """Whether checking is on here, and who does it: one small place to ask.
 
-Code with checking off looks at `checkers.count` only, a plain number that is zero while no
-block is open anywhere; then `current.mode` says whether this code is inside one. The state
-is one context variable: a thread, and a task of asyncio, has its own.
+`checkers.count` is a plain number that is zero while no block is open anywhere. So code
+with checking off looks at that number alone, which `torch.compile` understands. Context
+variables hold the rest: a thread, and a task of asyncio, has its own.
 """
 
 from contextvars import ContextVar
@@ -65,12 +65,23 @@ _is_opaque: ContextVar[bool] = ContextVar("placements_opaque", default=False)
 _in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
 
 
+class Checkers:
+    """How many blocks are open, over all threads."""
+
+    count = 0
+
+
+checkers = Checkers()
+
+
 class Current:
     """The state of this context, by name."""
 
     @property
     def mode(self) -> Optional["Typecheck"]:
         """The checker of the block that this code is in."""
+        if not checkers.count:
+            return None
         found = innermost(block_here.get())
         return None if found is None else found.mode
 
@@ -82,24 +93,15 @@ class Current:
     @property
     def is_opaque(self) -> bool:
         """Inside code whose ops are not checked one by one."""
-        return _is_opaque.get()
+        return checkers.count > 0 and _is_opaque.get()
 
     @property
     def in_backward(self) -> bool:
         """In backward of a checked block: hooks are watched, ops are not."""
-        return _in_backward.get()
+        return checkers.count > 0 and _in_backward.get()
 
 
 current = Current()
-
-
-class Checkers:
-    """How many blocks are open, over all threads."""
-
-    count = 0
-
-
-checkers = Checkers()
 
 
 def observer() -> Observer | None:

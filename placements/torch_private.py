@@ -86,19 +86,9 @@ def modes() -> list[Any]:
     return [mode_at(k) for k in range(count_modes())]
 
 
-class _Functional:
-    """The collectives under torch's functional ones.
-
-    `torch.compile`, the fake backend and autograd all accept them.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        op = getattr(torch.ops._c10d_functional, name)
-        setattr(self, name, op)
-        return op
-
-
-functional: Any = _Functional()
+# The collectives under torch's functional ones, which `torch.compile`, the fake backend and
+# autograd all accept.
+functional: Any = torch.ops._c10d_functional
 
 
 def op_name(func: object) -> str | None:
