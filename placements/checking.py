@@ -66,7 +66,7 @@ def _entering(block: OpenBlock) -> Calls:
         plan = patches.plan()
         calls.append(partial(_in_place.append, plan))
         calls.extend(plan.install)
-    if not any(other.mode is block.mode for other in _open):
+    if block.mode not in [other.mode for other in _open]:
         calls.append(partial(torch_private.push_mode, block.mode))
     calls.append(partial(block_here.set, block))
     return calls
