@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from placements.autograd_rules import LOSSES
 from placements.duals import REASONS, dual
 from placements.ops import ROWS, SUM
-from placements.rules import DIM_REASONS, DRAWS, PARTIAL_PLUS_NUMBER, RULES, Rule
+from placements.rules import (
+    DIM_REASONS,
+    DRAWS,
+    PARTIAL_PLUS_NUMBER,
+    RULES,
+    Linearity,
+    Rule,
+    join,
+)
 from placements.transitions import TRANSITIONS, dual_transition
 from placements.types import BY_LETTER, WORDS, Shard
 
@@ -28,6 +36,7 @@ def pages() -> list[Page]:
     """Every table, in reading order."""
     return [
         _types(),
+        *_grids(),
         _joins(),
         _dims(),
         *_ops(),
@@ -44,6 +53,31 @@ def _types() -> Page:
     ]
     about = "The gradient of a value of a type has the type in the third column."
     return Page("Types", about, ("type", "printed", "gradient", "why"), rows)
+
+
+# linearity -> an op of two operands that everybody knows
+_FOR_EXAMPLE = {
+    Linearity.LINEAR: "`a + b`",
+    Linearity.MULTILINEAR: "`a * b`, `a @ b`",
+    Linearity.NONLINEAR: "`maximum(a, b)`",
+}
+
+
+def _grids() -> list[Page]:
+    """What two operands give on one axis, at a glance."""
+    pages: list[Page] = []
+    for linearity, example in _FOR_EXAMPLE.items():
+        rows = [
+            (f"**{a}**", *(join(linearity, (a, b)).gives or "refused" for b in _LETTERS))
+            for a in _LETTERS
+        ]
+        about = f"For example {example}: a down, b across. The reasons are below."
+        title = f"What two operands give: {linearity.value} ops"
+        pages.append(Page(title, about, ("", *_LETTERS), rows))
+    return pages
+
+
+_LETTERS = tuple(WORDS)
 
 
 def _operands(rule: Rule) -> str:
