@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Another torch than the pinned one lives in an environment of its own:
 # `make test-torch TORCH=2.15.0`, or TORCH=newest.
 TORCH ?= pinned
-VENV := $(if $(filter pinned,$(TORCH)),.venv,.venv-torch-$(TORCH))
+VENV := $(if $(filter pinned,$(TORCH)),.venv,.venv-torch-$(TORCH)-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests run side by side, one worker for each core.
@@ -11,22 +11,17 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest test-deep mutants lint format docs bench clean
+.PHONY: run test test-torch test-newest newest test-deep mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-ifeq ($(TORCH),pinned)
-	cp constraints.txt $(VENV)/constraints.txt
-else
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
-endif
-ifeq ($(filter pinned newest,$(TORCH)),)
-	$(PIP) torch==$(TORCH)
+ifeq ($(TORCH),pinned)
+	grep '^torch==' constraints.txt >> $(VENV)/constraints.txt
+else ifneq ($(TORCH),newest)
+	echo torch==$(TORCH) >> $(VENV)/constraints.txt
 endif
 	$(PIP) -c $(VENV)/constraints.txt -e '.[dev,spmd-types]'
-ifeq ($(TORCH),newest)
-	$(PIP) --upgrade torch
-endif
 	touch $(READY)
 
 run: $(READY)
@@ -40,14 +35,16 @@ test-torch:
 	@test '$(TORCH)' != pinned || { echo 'say which: make test-torch TORCH=2.15.0'; exit 2; }
 	$(MAKE) test TORCH=$(TORCH)
 
-# The core of both packages, the examples and the commands on the newest torch there is.
+# The core of both packages, the examples and the commands on the newest torch there is,
+# whether the range in pyproject.toml has it or not.
 test-newest:
 	$(MAKE) newest TORCH=newest
 
-.PHONY: newest
 newest: $(READY)
+	$(PIP) --upgrade torch
 	$(BIN)/spmd-moe --version
-	$(PYTEST) tests/test_placements tests/test_spmd_moe tests/test_testing tests/test_docs.py
+	$(PYTEST) tests/test_torch_private.py tests/test_placements tests/test_spmd_moe \
+		tests/test_testing tests/test_docs.py
 	$(BIN)/spmd-moe check
 	$(BIN)/python -m placements demo
 	set -e; for example in $(EXAMPLES); do $(BIN)/python $$example; done

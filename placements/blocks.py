@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ContextDecorator
 from operator import call
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 T = TypeVar("T")
 A = ParamSpec("A")
@@ -34,18 +34,30 @@ def together(calls: Iterable[Callable[[], Any]]) -> Callable[[], object]:
     return functools.partial(run, map(call, list(calls)), 0)
 
 
-def error_inside(
-    leaving: GeneratorExit, handled: BaseException | None
-) -> BaseException | None:
-    """The error by which the block is left; None if it came to its end.
+class UsedWithWith(ContextDecorator):
+    """What all blocks refuse: uses that would check nothing, and copies."""
 
-    `leaving` was raised while that error was handled. `handled` is the exception that was
-    handled when the block began, as it is for a block inside an `except` clause.
-    """
-    return None if leaving.__context__ is handled else leaving.__context__
+    def __call__(self, function: Any) -> Any:
+        """As a decorator: a block for each call."""
+        tests = inspect.isgeneratorfunction, inspect.iscoroutinefunction
+        if any(test(function) for test in (*tests, inspect.isasyncgenfunction)):
+            raise TypeError(
+                f"{function.__name__} returns before its body runs, so a block around the "
+                "call would hold nothing: write the `with` inside of it"
+            )
+        return super().__call__(function)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} has no truth value: `with a and b:` would enter only "
+            "b; write `with a, b:`"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} block cannot be copied: make another one")
 
 
-class Block(ContextDecorator, io.IOBase, Generic[T]):
+class Block(UsedWithWith, io.IOBase, Generic[T]):
     """A `with` block whose generator `steps` yields once: before it, and after it.
 
     When the block ends the generator gets GeneratorExit, so what must be undone belongs

@@ -33,15 +33,15 @@ def _change(planned: Callable[[], Calls]) -> None:
     begun: list[bool] = []
     while not begun:
         version = _version[0]
-        calls = planned()
         try:
+            calls = planned()
             together([
                 partial(_version.remove, version), partial(_version.append, version + 1),
                 partial(begun.append, True), *calls,
             ])()  # fmt: skip
-        except ValueError:
-            if begun:
-                raise  # by one of the calls; else by `remove`: another thread was faster
+        except Exception:
+            if begun or version in _version:
+                raise  # else another thread, or a handler, made a change meanwhile
 
 
 def opened(mode: "Typecheck") -> "Steps[Typecheck]":
@@ -52,33 +52,48 @@ def opened(mode: "Typecheck") -> "Steps[Typecheck]":
         _change(partial(_entering, block))
         yield mode
     finally:
+        block.is_open = False
         try:
             _change(partial(_leaving, block))
         finally:
-            # A signal may have stopped the first; twice does no harm.
+            # A signal may have stopped the first; twice does no harm. If a second signal
+            # stops this one too, the next block that begins or ends does it.
             _change(partial(_leaving, block))
 
 
 def _entering(block: OpenBlock) -> Calls:
-    calls: Calls = [partial(_open.add, block)]
-    calls.append(partial(setattr, checkers, "count", len(_open) + 1))
+    others = _others(block)
+    calls = _kept(others, block)
     if not _in_place:
         plan = patches.plan()
         calls.append(partial(_in_place.append, plan))
         calls.extend(plan.install)
-    if block.mode not in [other.mode for other in _open]:
+    if block.mode not in [other.mode for other in others]:
         calls.append(partial(torch_private.push_mode, block.mode))
     calls.append(partial(block_here.set, block))
     return calls
 
 
+def _others(block: OpenBlock) -> set[OpenBlock]:
+    """The blocks that are open. One that a second signal kept from leaving is not."""
+    return {other for other in _open.copy() if other.is_open and other is not block}
+
+
+def _kept(others: set[OpenBlock], *entered: OpenBlock) -> Calls:
+    """Let these blocks be the open ones, and no mode of another one be on the stack."""
+    blocks = others.union(entered)
+    return [
+        partial(_open.update, blocks),
+        partial(_open.intersection_update, blocks),
+        partial(setattr, checkers, "count", len(blocks)),
+        *_taken_off_the_stack(others),
+    ]
+
+
 def _leaving(block: OpenBlock) -> Calls:
-    block.is_open = False
-    others = _open - {block}
-    calls: Calls = [partial(_open.discard, block)]
-    calls.append(partial(setattr, checkers, "count", len(others)))
+    others = _others(block)
+    calls = _kept(others)
     calls.append(partial(block_here.set, innermost(block_here.get())))
-    calls.extend(_taken_off_the_stack(others))
     if not others and _in_place:
         calls.extend(_in_place[0].undo())
         calls.append(_in_place.clear)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from placements import tags
-from placements.blocks import Steps
+from placements.blocks import Steps, block
 from placements.callsite import name_of
 from placements.describe import checked_mesh
 from placements.mesh import Mesh, check_axes, current_mesh
@@ -40,22 +40,37 @@ class own_generator(Context):  # noqa: N801 - reads as what it gives
         with unseen():
             drawn = int(torch.randint(1 << 62, (), device="cpu"))
         key = blake2b(repr((drawn, own)).encode(), digest_size=8).digest()
-        with sharing(current.shared_axes - frozenset(self.axes)), _fork():
+        with sharing(current.shared_axes - frozenset(self.axes)), _forked():
             with unseen():
                 torch.manual_seed(int.from_bytes(key, "little") >> 1)  # pyright: ignore[reportUnknownMemberType]
             yield
 
 
-def _fork() -> Any:
-    """Put back the states of the CPU and of this process's device afterwards."""
-    fork = cast(Any, torch.random).fork_rng
+@block
+def _forked() -> Steps[None]:
+    """Put back the states of the CPU and of this process's device afterwards.
+
+    As `torch.random.fork_rng`, which a signal can keep from putting them back.
+    """
+    cpu, device = torch.default_generator, _device_generator()
+    with unseen():
+        states = cpu.get_state(), None if device is None else device.get_state()
+    try:
+        yield
+    finally:
+        cpu.set_state(states[0])
+        if device is not None:
+            device.set_state(states[1])
+
+
+def _device_generator() -> Any:
+    """The default generator of this process's device; None if there is only the CPU."""
     if not torch.accelerator.is_available():  # a CUDA build alone is no device
-        return fork(devices=())
+        return None
     device = torch.accelerator.current_accelerator()
     assert device is not None
-    return fork(
-        devices=(torch.accelerator.current_device_index(),), device_type=device.type
-    )
+    every: Any = torch.get_device_module(device).default_generators
+    return every[torch.accelerator.current_device_index()]
 
 
 def state_of(arguments: Iterable[Any]) -> int | None:

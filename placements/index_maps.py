@@ -54,7 +54,11 @@ def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
         rows = extent.over(ranks).to_global(index, rank)
         if ranks > 1:
             counts = Index(extent.over(ranks), axis)
-            known = type_or_error(index, "to_global").index if current.mode else None
+            known = (
+                type_or_error(index, "to_global").index
+                if current.mode is not None
+                else None
+            )
             becomes = Index(extent)
             if isinstance(known, Index) and known.cuts[-1:] == counts.cuts:
                 # Rows cut over outer axes too: they are still this rank's rows of those.

@@ -5,10 +5,10 @@ lockstep.
 """
 
 from collections import Counter
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from placements.blocks import Block, Steps, block
+from placements.scopes import Scoped
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Ledger:
         return sum(entry.nbytes for entry in self.entries)
 
 
-_active: ContextVar[Ledger | None] = ContextVar("placements_ledger", default=None)
+_active: Scoped[Ledger | None] = Scoped("placements_ledger", None)
 
 
 def ledger() -> Block[Ledger]:
@@ -54,12 +54,8 @@ def ledger() -> Block[Ledger]:
 @block
 def activated(record: Ledger) -> Steps[Ledger]:
     """Tell `record` of every typed collective until the block ends."""
-    before = active_ledger()
-    try:
-        _active.set(record)
+    with _active.hold(record):
         yield record
-    finally:
-        _active.set(before)
 
 
 def active_ledger() -> Ledger | None:

@@ -2,67 +2,75 @@
 
 A mesh is a `DeviceMesh`, or names and sizes alone. With sizes alone nothing can
 communicate, and the checks see the mesh from one coordinate (the first, unless said).
-The current mesh is one context variable, so every simulated rank has its own.
+The current mesh is of a context, so every simulated rank has its own.
 """
 
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar, Token
 from functools import lru_cache
 from itertools import product
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
+from placements.scopes import HeldAtOnce, Scoped
 from placements.torch_private import unseen
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-# (number of ranks, name) of every axis that was ever made: the axes of a mesh and of its
-# other presentations.
-_named: set[tuple[int, str]] = set()
-
-# Axes that some meshes leave out.
-_optional: set[str] = set()
+# Names of axes that are used together, and of which meshes may leave some out.
+_families: set[frozenset[str]] = set()
 
 
 def optional_axes(*axes: str) -> None:
-    """Say that meshes may leave these axes out: there, types on them say nothing.
+    """Say that meshes with some of these axes may leave the others out.
 
     A type on an axis that the mesh does not have is an error otherwise, because a name
     that is mistyped would check nothing. A package that annotates for (dp, cp, tp) and
-    runs without cp, too, says so once, where it is imported: `optional_axes("cp")`.
+    runs without cp, too, says so once, where it is imported:
+    `optional_axes("dp", "cp", "tp")`. On a mesh with none of these axes, they are unknown.
     """
     for axis in axes:
         if not axis.isidentifier():
             raise ValueError(f"optional_axes: {axis!r} must be a name such as 'cp'")
-    _optional.update(axes)
+    if len(set(axes)) < 2:
+        raise ValueError(
+            f"optional_axes{axes!r}: name the axis together with those that it is used with, "
+            "such as optional_axes('dp', 'cp', 'tp')"
+        )
+    _families.add(frozenset(axes))
 
 
 def unknown_axis(mesh: "Mesh", axes: Iterable[str]) -> str | None:
-    """What is wrong with the first axis that no mesh over these ranks has; None: nothing.
+    """What is wrong with the first axis that is not known; None: nothing.
 
-    A mesh without axes is one device, where no type says anything.
+    Known are the axes of the mesh, those of the meshes around it over as many ranks (other
+    presentations of it), and those that are used together with one of its own. A mesh
+    without axes is one device, where no type says anything.
     """
-    for axis in axes:
-        if axis in mesh.sizes or not mesh.sizes or axis in _optional:
+    unknown = [axis for axis in axes if axis not in mesh.sizes]
+    if not unknown or not mesh.sizes:
+        return None
+    around = [m for m in _said.all() if m is not None and m.num_ranks == mesh.num_ranks]
+    families = [family for family in _families if family & mesh.sizes.keys()]
+    known = {*mesh.sizes}.union(*(m.sizes for m in around), *families)
+    for axis in unknown:
+        if axis in known:
             continue
-        if (mesh.num_ranks, axis) not in _named:
-            return (
-                f"names axis {axis!r}, which {mesh!r} does not have"
-                f"{_meant(axis, {*mesh.sizes, *_optional})}; if it is one that some meshes "
-                f"leave out, say optional_axes({axis!r})"
-            )
+        return (
+            f"names axis {axis!r}, which {mesh!r} does not have.{_meant(axis, known)} If "
+            f"some meshes leave the axis out, call optional_axes({axis!r}, ...) with the "
+            "axes that it is used with"
+        )
     return None
 
 
 def check_axes(where: str, mesh: "Mesh | None", axes: Iterable[str]) -> None:
-    """Raise ValueError for an axis that no mesh over these ranks has."""
+    """Raise ValueError for an axis that is not known."""
     wrong = None if mesh is None else unknown_axis(mesh, axes)
     if wrong is not None:
         raise ValueError(f"{where} {wrong}")
@@ -72,7 +80,7 @@ def _meant(axis: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # imported late: only mistakes need it
 
     close = get_close_matches(axis, sorted(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 class Mesh:
@@ -109,7 +117,6 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
-        _named.update((self.num_ranks, axis) for axis in self.sizes)
         # What was inferred on this mesh, for the next step. It holds types, which hold
         # the mesh, so it must go with the mesh.
         self.inferred: dict[Any, Any] = {}
@@ -138,9 +145,9 @@ class Mesh:
         if axis not in self.sizes:
             known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
             raise ValueError(
-                f"the current mesh has no axis {axis!r} (it has {known})"
-                f"{_meant(axis, self.sizes)}; "
-                f"an axis that is not split has size 1: {{{axis!r}: 1, ...}}"
+                f"the current mesh has no axis {axis!r} (it has {known})."
+                f"{_meant(axis, self.sizes)} "
+                f"An axis that is not split has size 1: {{{axis!r}: 1, ...}}"
             )
         return self.sizes[axis]
 
@@ -220,16 +227,14 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     return made
 
 
-_current: ContextVar[Mesh | None] = ContextVar("placements_mesh", default=None)
+# What `set_current_mesh` was given: None where it was given None, or never called.
+_said: Scoped[Mesh | None] = Scoped("placements_mesh", None)
 
 
 def current_mesh() -> Mesh | None:
     """The mesh that axis names refer to; None means one device."""
-    return _current.get()
-
-
-# Whether it was said that there is one device: a mesh without axes.
-_one_device: ContextVar[bool] = ContextVar("placements_one_device", default=False)
+    said = _said.get()
+    return said if said is not None and said.sizes else None
 
 
 class _Sets(threading.local):
@@ -243,10 +248,10 @@ sets = _Sets()
 
 def has_mesh() -> bool:
     """Whether a mesh is current, or one device was said."""
-    return _current.get() is not None or _one_device.get()
+    return _said.get() is not None
 
 
-class set_current_mesh:  # noqa: N801 - reads as the verb it is
+class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the verb it is
     """Make `mesh` the current one: at once, and until the `with` block ends.
 
     A mesh without axes, `{}`, says that there is one device. None says nothing.
@@ -255,19 +260,4 @@ class set_current_mesh:  # noqa: N801 - reads as the verb it is
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
         sets.count += made is not None
-        self._said = _one_device.set(made is not None and not made.sizes)
-        in_use = made if made is not None and made.sizes else None
-        self._token: Token[Mesh | None] = _current.set(in_use)
-        self.mesh = made
-
-    def __enter__(self) -> Mesh | None:
-        return self.mesh
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _current.reset(self._token)
-        _one_device.reset(self._said)
+        super().__init__(_said, made)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from placements import buffers, effects, guards, ranks_and_sizes
-from placements.torch_private import OBJECT_TO_TENSOR
+from placements.torch_private import OBJECT_TO_TENSOR, unsupported
 
 _MISSING = object()
 
@@ -80,6 +80,8 @@ class Plan:
             read = partial(cast(Mapping[str, Any], vars(owner)).get, name, _MISSING)
             old = read()
             inherited = old is _MISSING
+            if inherited and not hasattr(owner, name):
+                raise unsupported([f"{owner.__name__}.{name} (to check its calls)"])
             new = make(getattr(owner, name) if inherited else old)
             undo = partial(delattr, owner, name), partial(setattr, owner, name, old)
             self._read.append(read)

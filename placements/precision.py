@@ -7,12 +7,13 @@ input, so what the forward says (`op_dtype`) does not narrow it.
 """
 
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypedDict, cast
 
 import torch
+
+from placements.mesh import check_axes, current_mesh
+from placements.scopes import HeldAtOnce, Scoped
 
 
 class BackwardOptions(TypedDict, total=False):
@@ -86,10 +87,10 @@ def _castable(
 
 # axis -> the dtype in which gradients are summed over it; None: over every other axis
 _Policy = dict[str | None, torch.dtype]
-_policy: ContextVar[_Policy | None] = ContextVar("placements_gradient_dtype", default=None)
+_policy: Scoped[_Policy] = Scoped("placements_gradient_dtype", {})
 
 
-class set_gradient_dtype:  # noqa: N801 - reads as the verb it is
+class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb it is
     """Sum gradients over ranks in `dtype`: at once, and until the `with` block ends.
 
     One dtype is for every axis, `{"dp": torch.float32}` for the axes that it names; inside
@@ -101,7 +102,7 @@ class set_gradient_dtype:  # noqa: N801 - reads as the verb it is
     def __init__(self, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> None:
         policy: _Policy = {}
         if isinstance(dtype, Mapping):
-            policy = {**(_policy.get() or {}), **dtype}
+            policy = {**_policy.get(), **dtype}
         elif dtype is not None:
             policy = {None: dtype}
         for axis, one in policy.items():
@@ -111,21 +112,13 @@ class set_gradient_dtype:  # noqa: N801 - reads as the verb it is
                     f"set_gradient_dtype takes a floating-point dtype such as "
                     f"torch.float32, or a mapping of axes to them; got {one!r}{where}"
                 )
-        self._token: Token[_Policy | None] = _policy.set(policy)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _policy.reset(self._token)
+        check_axes(
+            "set_gradient_dtype", current_mesh(), [a for a in policy if a is not None]
+        )
+        super().__init__(_policy, policy)
 
 
 def gradient_dtype(axis: str) -> torch.dtype | None:
     """The dtype in which gradients are summed over `axis`; None: the one they have."""
-    policy = _policy.get() or {}
+    policy = _policy.get()
     return policy.get(axis, policy.get(None))

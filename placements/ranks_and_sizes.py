@@ -171,6 +171,9 @@ def count_read(x: Tensor, value: int) -> int:
 class Pieces(tuple[Any, ...]):
     """The parts that an op returned; `parts[rank]` is chosen by the rank."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)  # a file must not need this package
+
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
         part: Any = super().__getitem__(key)
         if key.__class__ in RANK_NUMBERS and current.mode is not None:

@@ -8,12 +8,13 @@ variables hold the rest: a thread, and a task of asyncio, has its own.
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, NoReturn, Optional, Protocol
+from typing import TYPE_CHECKING, Optional, Protocol
 
 from torch import Tensor, nn
 
 from placements.blocks import Block, Steps, block, together
 from placements.mesh import check_axes, current_mesh
+from placements.scopes import Scoped
 
 if TYPE_CHECKING:
     from placements.propagate import Typecheck
@@ -58,10 +59,8 @@ def innermost(found: OpenBlock | None) -> OpenBlock | None:
 
 # What holds for the code that runs in one context. Each is put back by one C call.
 block_here: ContextVar[OpenBlock | None] = ContextVar("placements_block", default=None)
-_shared_axes: ContextVar[frozenset[str]] = ContextVar(
-    "placements_shared_axes", default=frozenset()
-)
-_is_opaque: ContextVar[bool] = ContextVar("placements_opaque", default=False)
+_shared_axes: Scoped[frozenset[str]] = Scoped("placements_shared_axes", frozenset())
+_is_opaque: Scoped[bool] = Scoped("placements_opaque", False)
 _in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
 
 
@@ -125,42 +124,24 @@ def suspended(*, in_backward: bool = False) -> Steps[None]:
         put_back()
 
 
-@block
-def opaque() -> Steps[None]:
+def opaque() -> Block[None]:
     """Inside, what is written to tensors is counted, not checked."""
-    before = _is_opaque.get()
-    try:
-        _is_opaque.set(True)
-        yield
-    finally:
-        _is_opaque.set(before)
+    return _is_opaque.hold(True)
 
 
-@block
-def sharing(axes: frozenset[str]) -> Steps[None]:
+def sharing(axes: frozenset[str]) -> Block[None]:
     """Inside, random generators are shared on these axes and no others."""
-    before = _shared_axes.get()
-    try:
-        _shared_axes.set(axes)
-        yield
-    finally:
-        _shared_axes.set(before)
+    return _shared_axes.hold(axes)
 
 
 class Context(Block[None]):
-    """A `with` block that must not get lost: `with a and b:` enters only b."""
+    """A `with` block for some axes."""
 
     def __init__(self, *axes: str) -> None:
         self.axes = axes
 
     def _recreate_cm(self) -> "Context":
         return type(self)(*self.axes)  # as a decorator: one for each call
-
-    def __bool__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} has no truth value: `with a and b:` would enter only "
-            "b; write `with a, b:`"
-        )
 
 
 class shared_generator(Context):  # noqa: N801 - reads as the claim it is

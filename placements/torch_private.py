@@ -1,10 +1,10 @@
 """All that is used of torch beyond its public API, in one place, each use with a probe.
 
 A new torch may change any of it. `require` runs the probes of one part of the project when
-that part is first used, and names what is missing in one error; nothing else of torch's
-inside is touched anywhere (`tests/test_torch_private.py` looks).
+that part is first used, and names what is missing in one error. No other file uses torch's
+internals (`tests/test_torch_private.py` looks).
 
-- "checking": `typecheck()`, `verify()` and the collectives.
+- "checking": `typecheck()` and `verify()`.
 - "modules": modules whose state keeps its precision.
 - "simulating": `run_ranks` on simulated ranks.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
@@ -13,6 +13,7 @@ inside is touched anywhere (`tests/test_torch_private.py` looks).
 # pyright: reportUnknownVariableType=false
 
 import importlib
+import pickle
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,7 +36,7 @@ class UnsupportedTorchError(RuntimeError):
 
 
 class Use(NamedTuple):
-    """One thing of torch's inside: its name, what it is for, and how to see it works."""
+    """One thing of torch's inside: its name, what it is for, and a check that it works."""
 
     name: str
     purpose: str
@@ -67,18 +68,14 @@ unseen: Any = getattr(_C, "DisableTorchFunction", nullcontext)
 # Python; these are C, so that a signal cannot come between them and what goes with them.
 push_mode: Any = getattr(_C, "_push_on_torch_function_stack", None)
 pop_mode: Any = getattr(_C, "_pop_torch_function_stack", None)
+count_modes: Any = getattr(_C, "_len_torch_function_stack", None)
+mode_at: Any = getattr(_C, "_get_function_stack_at", None)
 
 # Nested tuples, lists and dicts of tensors.
 pytree: Any = _pytree
 
 # The function by which every collective of Python objects makes tensors of them.
 OBJECT_TO_TENSOR = "_object_to_tensor"
-
-
-count_modes: Any = getattr(_C, "_len_torch_function_stack", None)
-
-
-mode_at: Any = getattr(_C, "_get_function_stack_at", None)
 
 
 def modes() -> list[Any]:
@@ -163,6 +160,8 @@ def leave_out_of_pickles(prefix: str) -> None:
     A tensor without such attributes is pickled as ever. `deepcopy` does not come here.
     """
     original = cast(Any, Tensor).__getstate__
+    if getattr(original, "left_out", None) == prefix:
+        return  # the package was imported twice
 
     def __getstate__(self: Tensor) -> Any:  # noqa: N807
         state: Any = original(self)
@@ -171,6 +170,7 @@ def leave_out_of_pickles(prefix: str) -> None:
             return (_without(prefix, attributes), *rest)
         return _without(prefix, state)
 
+    cast(Any, __getstate__).left_out = prefix
     cast(Any, Tensor).__getstate__ = __getstate__
 
 
@@ -206,7 +206,10 @@ def groups() -> list[Any]:
 
 def groups_of(device_mesh: Any) -> list[Any]:
     """The process groups that a DeviceMesh made for its axes."""
-    return list(device_mesh._pg_registry.values())
+    registry = getattr(device_mesh, "_pg_registry", None)  # of an object: no probe finds it
+    if registry is None:
+        raise unsupported(["DeviceMesh._pg_registry (to keep the groups of a mesh)"])
+    return list(registry.values())
 
 
 def unregister_groups() -> None:
@@ -299,10 +302,11 @@ def _asks_modules() -> bool:
             asked.append("_load_from_state_dict")
             super()._load_from_state_dict(*args, **kwargs)
 
-    around = nn.Sequential(Probe())
-    around.half().load_state_dict({})
-    held = held_by(nn.Linear(1, 1), "weight")
-    return asked == ["_apply", "_load_from_state_dict"] and held[1] is not None
+    probe = Probe()
+    probe.register_parameter("w", nn.Parameter(torch.empty(1)))
+    nn.Sequential(probe).half().load_state_dict({"0.w": torch.empty(1)})
+    held = held_by(probe, "w")
+    return asked == ["_apply", "_load_from_state_dict"] and held[1] is probe.w
 
 
 def _can_forget_meshes() -> bool:
@@ -352,6 +356,30 @@ def _counts_writes() -> bool:
     return version_of(x) == before + 1 and base_of(x[:1]) is x
 
 
+def _finds_the_leaf() -> bool:
+    """In a hook of a leaf, its node can be found, and followed."""
+    leaf, found = torch.zeros(1, requires_grad=True), list[Any]()
+
+    def hook(grad: Tensor) -> None:
+        node = backward_node()
+        found.append(leaf_of(node) is leaf and backward_pass() != -1)
+        found.append(callable(node.register_prehook))
+
+    with torch.enable_grad():
+        handle = leaf.register_hook(hook)
+        torch.autograd.backward((leaf * 2).sum())
+    handle.remove()
+    return found == [True, True]
+
+
+def _saves_attributes() -> bool:
+    """Attributes of a tensor are saved, and those that are left out are not."""
+    x = torch.zeros(1)
+    x._placements_probe = x.kept = 1  # pyright: ignore[reportAttributeAccessIssue]
+    saved = pickle.dumps(x)
+    return b"kept" in saved and b"_placements_probe" not in saved
+
+
 CHECKING: tuple[Use, ...] = (
     _is_there("torch._C.DisableTorchFunction", "call torch without being checked"),
     Use("torch._C._push_on_torch_function_stack", "begin checking", _a_mode_can_be_pushed),
@@ -366,6 +394,10 @@ CHECKING: tuple[Use, ...] = (
     Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),
     Use("torch._C._current_graph_task_id", "tell backward from forward",
         lambda: not in_backward()),
+    Use("torch._C._current_autograd_node, AccumulateGrad.variable, Node.register_prehook",
+        "follow hooks that reduce a gradient", _finds_the_leaf),
+    Use("Tensor.__getstate__, Tensor.__reduce_ex__", "save tensors without their types",
+        _saves_attributes),
     Use("torch.ops._c10d_functional", "communicate", _has_functional_collectives),
 )  # fmt: skip
 
@@ -417,13 +449,17 @@ def require(part: str) -> None:
     probed = map(_probed, PARTS[part])
     missing = [f"{use.name} (to {use.purpose}){why}" for use, why in probed if why]
     if missing:
-        raise UnsupportedTorchError(
-            f"torch {torch.__version__} is not supported: it lacks "
-            + "; ".join(missing)
-            + f". The tested versions are {', '.join(TESTED)}: install one of them, "
-            f"for example `pip install torch=={TESTED[-1]}`"
-        )
+        raise unsupported(missing)
     _works.add(part)
+
+
+def unsupported(missing: list[str]) -> UnsupportedTorchError:
+    return UnsupportedTorchError(
+        f"torch {torch.__version__} is not supported. What this project needs of it is not "
+        f"there or behaves differently: {'; '.join(missing)}. The tested versions are "
+        f"{', '.join(TESTED)}: install one of them, for example "
+        f"`pip install torch=={TESTED[-1]}`"
+    )
 
 
 def _probed(use: Use) -> tuple[Use, str]:
@@ -431,7 +467,7 @@ def _probed(use: Use) -> tuple[Use, str]:
         works = use.probe() is not False
     except Exception as error:
         return use, f": {type(error).__name__}: {error}"
-    return use, "" if works else ": it works in another way"
+    return use, "" if works else ": it behaves differently"
 
 
 def explicit_redistribution(**options: Any) -> Any:

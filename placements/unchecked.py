@@ -4,7 +4,7 @@ import sys
 import warnings
 from typing import TypeVar
 
-from placements.blocks import Steps, error_inside
+from placements.blocks import Steps
 from placements.callsite import user_frame
 from placements.errors import UncheckedWarning
 from placements.mesh import has_mesh, sets
@@ -15,12 +15,13 @@ T = TypeVar("T")
 def warned_without_a_mesh(block: str, steps: Steps[T]) -> Steps[T]:
     """The same steps; warns when they end well and no mesh was ever current."""
     handled, had_mesh, sets_before = sys.exception(), has_mesh(), sets.count
-    error: BaseException | None = None
+    failed = False
     try:
         yield from steps
     except GeneratorExit as leaving:
-        error = error_inside(leaving, handled)
-    if error is None and not had_mesh and sets.count == sets_before:
+        # It is raised while the error of the block, if there is one, is handled.
+        failed = leaving.__context__ is not handled
+    if not failed and not had_mesh and sets.count == sets_before:
         _warn(block)
 
 

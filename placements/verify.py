@@ -6,10 +6,10 @@ what crosses a declared boundary, and the logs are exchanged and compared once, 
 end of the block or at `check()`. It finds a wrong claim, not only an inconsistent one.
 """
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from placements import tags
-from placements.blocks import Steps, error_inside
+from placements.blocks import Block, Steps, UsedWithWith
 from placements.callsite import caller, name_of
 from placements.crosscheck import first_lie
 from placements.errors import PlacementError
@@ -46,7 +46,7 @@ from placements.torch_private import on_gradient, unseen, version_of
 from placements.unchecked import warned_without_a_mesh
 
 
-def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Verify":
+def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Verifying":
     """Check every op, and values where they cross a declaration: `with verify(): ...`.
 
     Crossings are `assert_type`, the arguments and results of `@typed` functions, declared
@@ -71,7 +71,46 @@ def verify(module: nn.Module | None = None, *, rtol: float | None = None) -> "Ve
         raise TypeError(f"verify(module): a torch.nn.Module or None, not {module!r}")
     if rtol is not None and not 0 <= rtol < 1:
         raise ValueError(f"verify(rtol): at least 0 and less than 1, not {rtol!r}")
-    return Verify(module, rtol)
+    return Verifying(module, rtol)
+
+
+class Verifying(UsedWithWith):
+    """The block of `verify()`; what it gives to `as` is its mode.
+
+    Only a block that comes to its end may compare: after an error the other ranks may wait
+    elsewhere. So `__exit__` must see its arguments, and is Python. A signal that comes
+    before it does anything keeps the block from being left; nothing else holds this object,
+    so the block is left when the signal's exception is dropped.
+    """
+
+    def __init__(self, module: nn.Module | None, rtol: float | None) -> None:
+        self._arguments = module, rtol
+
+    def _recreate_cm(self) -> "Verifying":
+        return Verifying(*self._arguments)  # as a decorator: one for each call
+
+    def __enter__(self) -> "Verify":
+        self._block = _Held(Verify(*self._arguments))
+        return self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._block.mode.ends(error)
+        self._block.close()
+
+
+class _Held(Block["Verify"]):
+    """The steps of a mode, held by the block alone."""
+
+    def __init__(self, mode: "Verify") -> None:
+        self.mode = mode
+
+    def steps(self) -> "Steps[Verify]":
+        return warned_without_a_mesh("verify()", self.mode.steps())
 
 
 class Verify(Typecheck):
@@ -83,6 +122,7 @@ class Verify(Typecheck):
         self._rtol = rtol
         self._module = module
         self._mesh_at_start: Mesh | None = None
+        self._ended = False
         self._expected = ExpectedGradients()
         self._keys: dict[Mesh, MeshKey] = {}
         self._start_step()
@@ -98,23 +138,21 @@ class Verify(Typecheck):
         self._expected.start_step()
 
     def steps(self) -> "Steps[Verify]":
-        return warned_without_a_mesh("verify()", self._verified())
-
-    def _verified(self) -> "Steps[Verify]":
-        handled = sys.exception()
         self._mesh_at_start = current_mesh()
-        error: BaseException | None = None
+        self._ended = False
         try:
-            try:
-                with activated(_Record(self, active_ledger())):
-                    self._expect_gradients()
-                    yield from cast("Steps[Verify]", super().steps())
-            except GeneratorExit as leaving:
-                error = error_inside(leaving, handled)
-            if error is None:
+            with activated(_Record(self, active_ledger())):
+                self._expect_gradients()
+                yield from cast("Steps[Verify]", super().steps())
+        except GeneratorExit:
+            if self._ended:
                 self.check()
         finally:
             self._remove_hooks()
+
+    def ends(self, error: BaseException | None) -> None:
+        """The block is about to be left: at its end, or by an error."""
+        self._ended = error is None
         if error is not None and not isinstance(error, PlacementError):
             # Other ranks may wait in a collective: nothing can be exchanged.
             error.add_note(f"verify: {self._log.last()}")

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import copy
 import dis
 import functools
 import gc
-import inspect
 import itertools
+import pickle
 import random
 import signal
 import sys
@@ -25,12 +26,16 @@ from torch import Tensor, nn
 import placements
 from placements import (
     PlacementError,
+    R,
     S,
     assert_type,
+    checking,
+    current_mesh,
     ledger,
     own_generator,
     patches,
     set_current_mesh,
+    set_gradient_dtype,
     shared_generator,
     torch_private,
     type_of,
@@ -38,7 +43,11 @@ from placements import (
     verify,
 )
 from placements.blocks import together
+from placements.ledger import active_ledger
+from placements.mesh import as_mesh
+from placements.precision import gradient_dtype
 from placements.state import block_here, checkers, current, suspended
+from placements.testing import RankFailure, device_mesh, run_ranks
 from placements.torch_private import UnsupportedTorchError
 
 
@@ -54,6 +63,9 @@ class Undeclared(torch.autograd.Function):
 
 class Interrupted(BaseException):
     pass
+
+
+TWO_RANKS = as_mesh({"tp": 2})
 
 
 def snapshot() -> dict[Any, Any]:
@@ -103,6 +115,9 @@ BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "ledger": ledger,
     "suspended": suspended,
     "shared_generator": lambda: shared_generator("tp"),
+    "own_generator": lambda: own_generator("tp"),
+    "set_current_mesh": lambda: set_current_mesh({"tp": 4}),
+    "set_gradient_dtype": lambda: set_gradient_dtype(torch.bfloat16),
 }
 
 
@@ -456,7 +471,7 @@ def test_the_modes_of_others_stay_where_they_are() -> None:
     assert_clean()
 
 
-def test_own_generator_puts_the_state_back_after_an_interrupt() -> None:
+def test_own_generator_goes_on_where_it_was() -> None:
     state = torch.get_rng_state()
     with contextlib.suppress(Interrupted), own_generator("tp"):
         torch.rand(3)
@@ -467,7 +482,121 @@ def test_own_generator_puts_the_state_back_after_an_interrupt() -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_the_patches_are_a_list_with_one_entry_per_attribute() -> None:
-    wanted = [(p.owner, p.name) for p in patches._patches()]
-    assert len(wanted) == len(set(wanted)) > 10
-    assert inspect.getsource(patches._patches).count("    # ") >= 6  # each kind says why
+def test_two_interrupts_in_a_row_are_healed_by_the_next_block() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            checking, "_leaving", lambda block: 1 / 0
+        )  # so that nothing is undone
+        with pytest.raises(ZeroDivisionError), typecheck():
+            pass
+    assert changes(BEFORE) and current.mode is None
+    assert_next_block_works()
+
+
+def values() -> list[Any]:
+    return [current_mesh(), active_ledger(), current.shared_axes, gradient_dtype("tp")]
+
+
+HELD: dict[str, Callable[[int], AbstractContextManager[Any]]] = {
+    "set_current_mesh": lambda k: set_current_mesh({"tp": k}),
+    "set_gradient_dtype": lambda k: set_gradient_dtype(
+        [torch.float32, torch.float64][k % 2]
+    ),
+    "ledger": lambda k: ledger(),
+    "shared_generator": lambda k: shared_generator("tp"),
+}
+
+
+def held(name: str, k: int) -> Generator[list[Any]]:
+    with HELD[name](k):
+        while True:
+            yield values()
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_generator_holds_may_end_in_any_order(name: str) -> None:
+    before = values()
+    first, second = held(name, 3), held(name, 4)
+    next(first)
+    inside = next(second)
+    first.close()
+    assert next(second) == inside != before
+    second.close()
+    assert values() == before
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_generator_holds_ends_with_it_in_another_thread(name: str) -> None:
+    before, steps = values(), [held(name, 3)]
+    assert next(steps[0]) != before
+    thread = threading.Thread(target=lambda: (steps.clear(), gc.collect()))
+    thread.start()
+    thread.join()
+    assert values() == before
+
+
+def test_a_block_that_acts_at_once_can_be_entered_again_and_decorates_nothing() -> None:
+    mesh = set_current_mesh({"tp": 3})
+    for _ in range(2):
+        with mesh:
+            assert current_mesh() == as_mesh({"tp": 3})
+        assert current_mesh() == TWO_RANKS
+    with pytest.raises(TypeError, match="no decorator"):
+        set_current_mesh({"tp": 3})(lambda: None)
+    assert current_mesh() == TWO_RANKS
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_is_not_copied_and_has_no_truth_value(name: str) -> None:
+    made = BLOCKS[name]()
+    with made:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError):
+                copied(made)
+        with pytest.raises(TypeError, match="no truth value"):
+            bool(made)
+
+
+def test_what_returns_before_its_body_runs_is_not_decorated() -> None:
+    def generator() -> Generator[None]:
+        yield
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        for block in (typecheck(), verify()):
+            with pytest.raises(TypeError, match="returns before its body runs"):
+                block(function)
+
+
+@pytest.mark.parametrize("way", ["close", "exit", "end of a generator", "reraised"])
+def test_verify_compares_if_and_only_if_its_block_comes_to_an_end(way: str) -> None:
+    def program() -> None:
+        mesh = device_mesh()
+        with set_current_mesh(mesh):
+            block = verify()
+            stack = ExitStack()
+            stack.enter_context(block)
+            assert_type(torch.ones(2) + float(mesh.get_rank()), {"tp": R})  # a lie
+            try:
+                raise KeyError("mine")
+            except KeyError as error:
+                if way == "close":
+                    stack.close()
+                elif way == "exit":
+                    block.__exit__(None, None, None)
+                elif way == "reraised":
+                    assert not block.__exit__(KeyError, error, None)
+                else:
+                    for _ in stepped(stack):
+                        pass
+
+    def stepped(stack: ExitStack) -> Generator[None]:
+        with stack:
+            yield
+
+    if way == "reraised":
+        run_ranks({"tp": 2}, program)
+    else:
+        with pytest.raises(RankFailure, match="is different on ranks 0 and 1"):
+            run_ranks({"tp": 2}, program)

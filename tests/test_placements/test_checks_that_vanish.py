@@ -160,7 +160,7 @@ DOORS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_an_axis_that_no_mesh_has_is_said(door: str) -> None:
     with set_current_mesh(MESH), typecheck():
-        with pytest.raises(ValueError, match=r"'tpp'.*did you mean 'tp'"):
+        with pytest.raises(ValueError, match=r"'tpp'.*Did you mean 'tp'"):
             DOORS[door]()
 
 
@@ -173,7 +173,7 @@ def test_a_type_that_names_another_axis_is_another_type() -> None:
 def test_the_axis_is_said_on_ranks_of_one_too() -> None:
     """All types coincide there, but the name is wrong all the same."""
     with set_current_mesh({"dp": 1, "tp": 1}), typecheck():
-        with pytest.raises(PlacementError, match="did you mean 'tp'"):
+        with pytest.raises(PlacementError, match="Did you mean 'tp'"):
             mistyped(torch.ones(2))
     for nothing in (None, {}):
         with set_current_mesh(nothing), warnings.catch_warnings():
@@ -190,20 +190,26 @@ def on_an_optional_axis(
 
 
 def test_an_axis_may_be_left_out_if_it_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placements.mesh._optional", set[str]())
+    monkeypatch.setattr("placements.mesh._families", set[frozenset[str]]())
     with set_current_mesh(MESH), typecheck():
         x = assert_type(torch.ones(2, 2), {"dp": S(0), "tp": R})
-        with pytest.raises(PlacementError, match=r"say optional_axes\('ring'\)"):
+        with pytest.raises(PlacementError, match=r"call optional_axes\('ring', \.\.\.\)"):
             on_an_optional_axis(x)
-        optional_axes("ring")
+        optional_axes("dp", "ring", "tp")
         assert type_of(on_an_optional_axis(x)) == {"dp": S(0), "tp": R}
         assert_type(x, {"dp": S(0), "ring": S(1), "tp": R})
     with set_current_mesh({"dp": 2, "ring": 2, "tp": 2}), typecheck():
         y = assert_type(torch.ones(2, 2), {"dp": S(0), "ring": R, "tp": R})
         with pytest.raises(PlacementError, match="x is R on axis 'ring'"):
             on_an_optional_axis(y)
+    with set_current_mesh({"data": 4}), typecheck():  # a mesh with none of these axes
+        z = assert_type(torch.ones(2, 2), {"data": R})
+        with pytest.raises(PlacementError, match="names axis 'dp'"):
+            on_an_optional_axis(z)
     with pytest.raises(ValueError, match="must be a name"):
         optional_axes("not a name")
+    with pytest.raises(ValueError, match="together with those"):
+        optional_axes("cp")
 
 
 @typed
@@ -216,8 +222,11 @@ def test_an_axis_of_another_presentation_is_known() -> None:
         x = assert_type(torch.ones(2), {"blue": I, "red": I})
         with pytest.raises(PlacementError, match="'green'"):
             on_either_mesh(x)
-        Mesh({"green": 6})
-        on_either_mesh(x)
+        with set_current_mesh(Mesh({"green": 6})):
+            y = assert_type(torch.ones(2), {"green": I})
+            on_either_mesh(y)  # blue is an axis of the mesh around this one
+        with pytest.raises(PlacementError, match="'green'"):
+            on_either_mesh(x)  # what was current before does not matter
 
 
 def test_the_layer_runs_on_meshes_that_leave_its_axes_out() -> None:
