@@ -110,18 +110,16 @@ def told_once(failure: RankFailure) -> str:
     rank, cause = failure.rank, failure.cause
     if rank is None or cause is None:
         return str(failure)  # where each rank stood is what there is to say
-    said = [f"rank {r}" for r, text in enumerate(failure.pending)
-            if text == failure.pending[rank]]  # fmt: skip
+    alike = [r for r, said in enumerate(failure.pending) if said == failure.pending[rank]]
     # Our own errors say where they are; of any other the line is told.
     text = text_of(cause) if isinstance(cause, PlacementError) else describe_error(cause)
-    if len(said) == len(failure.pending):
+    if len(alike) == len(failure.pending):
         return text
+    ranks = ", ".join(f"rank {r}" for r in alike)
     others = [
-        f"  rank {r}  {text}"
-        for r, text in enumerate(failure.pending)
-        if f"rank {r}" not in said
+        f"  rank {r}  {said}" for r, said in enumerate(failure.pending) if r not in alike
     ]
-    return "\n".join([f"on {', '.join(said)}: {text}", *others])
+    return "\n".join([f"on {ranks}: {text}", *others])
 
 
 def headline_of(error: BaseException) -> str:
