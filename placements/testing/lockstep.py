@@ -270,7 +270,8 @@ class Lockstep:
     def _failure(self, headline: str) -> RankFailure:
         pending = [rank.describe() for rank in self._ranks]
         cause = None if self._first is None else self._ranks[self._first].error
-        return RankFailure(headline, pending, self._first, cause)
+        errors = [rank.error for rank in self._ranks if rank.error is not None]
+        return RankFailure(headline, pending, self._first, cause, errors)
 
     def _wait_for_all(self, timeout: float | None) -> None:
         limit = -1 if timeout is None else timeout
