@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from placements.errors import ArgumentError
 from placements.types import AxisType, AxisTypeLike, as_axis_type
 
 _REFERENCE = re.compile(r"\{([\w.]+)\}")
@@ -33,14 +34,14 @@ class Reference:
     def read(self, arguments: Mapping[str, Any]) -> Any:
         first, *rest = self.path.split(".")
         if first not in arguments:
-            raise ValueError(
+            raise ArgumentError(
                 f"{self!r} refers to {first!r}, which is no argument of the function; "
                 f"its arguments are {', '.join(arguments)}"
             )
         value = arguments[first]
         for name in rest:
             if not hasattr(value, name):
-                raise ValueError(f"{self!r}: {type(value).__name__} has no {name!r}")
+                raise ArgumentError(f"{self!r}: {type(value).__name__} has no {name!r}")
             value = getattr(value, name)
         return value
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placements.precision import BackwardOptions, said_dtypes
+from placements.precision import BackwardOptions
 from placements.transition_calls import Axis, run
 from placements.types import AxisTypeLike, P, Shard, V, as_axis_type
 
@@ -36,8 +36,8 @@ def all_reduce(
     Backward: all-reduce for Replicate, nothing for Invariant.
     Communicates: all-reduce over `axis`.
     """
-    dtypes = said_dtypes("all_reduce", x.dtype, op_dtype, out_dtype, backward_options)
-    return run("all_reduce", x, axis, src, dst, dtypes=dtypes)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("all_reduce", x, axis, src, dst, dtypes)
 
 
 def all_gather(
@@ -58,9 +58,9 @@ def all_gather(
     Backward: reduce-scatter for Replicate, this rank's piece for Invariant.
     Communicates: all-gather over `axis`.
     """
-    dtypes = said_dtypes("all_gather", x.dtype, op_dtype, out_dtype, backward_options)
     new_dim = _one_dim("gather_dim", gather_dim, src, x)
-    return run("all_gather", x, axis, src, dst, dtypes=dtypes, new_dim=new_dim)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("all_gather", x, axis, src, dst, dtypes, new_dim=new_dim)
 
 
 def reduce_scatter(
@@ -79,9 +79,9 @@ def reduce_scatter(
     A Shard without an extent is cut like `torch.chunk`: 5 rows over 2 ranks are 3 and 2.
     Backward: all-gather. Communicates: reduce-scatter over `axis`.
     """
-    dtypes = said_dtypes("reduce_scatter", x.dtype, op_dtype, out_dtype, backward_options)
     new_dim = _one_dim("scatter_dim", scatter_dim, dst, x)
-    return run("reduce_scatter", x, axis, src, dst, dtypes=dtypes, new_dim=new_dim)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("reduce_scatter", x, axis, src, dst, dtypes, new_dim=new_dim)
 
 
 def all_to_all(
@@ -102,9 +102,9 @@ def all_to_all(
     `output_split_sizes[q]` come from it; without sizes, equal runs.
     Backward: the same with the sizes exchanged. Communicates: all-to-all over `axis`.
     """
-    dtypes = said_dtypes("all_to_all", x.dtype, op_dtype, out_dtype, backward_options)
+    dtypes = (op_dtype, out_dtype, backward_options)
     return run(
-        "all_to_all", x, axis, src, dst, dtypes=dtypes,
+        "all_to_all", x, axis, src, dst, dtypes,
         sends=input_split_sizes, receives=output_split_sizes,
     )  # fmt: skip
 
@@ -120,8 +120,8 @@ def redistribute(
     backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """Any type -> any type of the same value, by the one call that does it."""
-    dtypes = said_dtypes("redistribute", x.dtype, op_dtype, out_dtype, backward_options)
-    return run("redistribute", x, axis, src, dst, dtypes=dtypes)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("redistribute", x, axis, src, dst, dtypes)
 
 
 def convert(
@@ -139,8 +139,8 @@ def convert(
     `convert(x, "tp", src=I, dst=R)` is where a replicated value is put to different use
     on each rank: its backward is the all-reduce of the gradient.
     """
-    dtypes = said_dtypes("convert", x.dtype, op_dtype, out_dtype, backward_options)
-    return run("convert", x, axis, src, dst, dtypes=dtypes)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("convert", x, axis, src, dst, dtypes)
 
 
 def reinterpret(
@@ -154,8 +154,8 @@ def reinterpret(
     backward_options: BackwardOptions | None = None,
 ) -> Tensor:
     """The same local data under another meaning; nothing moves, forward or backward."""
-    dtypes = said_dtypes("reinterpret", x.dtype, op_dtype, out_dtype, backward_options)
-    return run("reinterpret", x, axis, src, dst, dtypes=dtypes)
+    dtypes = (op_dtype, out_dtype, backward_options)
+    return run("reinterpret", x, axis, src, dst, dtypes)
 
 
 def _one_dim(argument: str, dim: int | None, t: AxisTypeLike, x: Tensor) -> int:

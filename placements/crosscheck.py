@@ -22,6 +22,7 @@ from placements.logs import (
     Lie,
     Log,
     Positions,
+    placed_entries,
     program_order,
 )
 
@@ -40,15 +41,7 @@ def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
 
 
 def _lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
-    events = {
-        rank: [
-            (position, entry)
-            for position, entry in zip(at[rank], log.entries, strict=True)
-            if isinstance(entry, Event)
-        ]
-        for rank, log in logs.items()
-    }
-    meshes = dict.fromkeys(event.mesh for found in events.values() for _, event in found)
+    events, meshes = placed_entries(logs, at, Event)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():

@@ -9,9 +9,9 @@ from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import checked_mesh, described, type_or_error
 from placements.effects import unwritten
-from placements.errors import PlacementError, mismatch
+from placements.errors import ArgumentError, PlacementError, mismatch
 from placements.index import Index
-from placements.mesh import check_axes
+from placements.mesh import unknown_axis
 from placements.padding import declare_padding, padded_at
 from placements.state import current, observer
 from placements.tensor_type import TensorType, declared
@@ -184,7 +184,7 @@ def region(
         if current.mode is None:
             return fn(*args)
         if len(args) != len(ins):
-            raise ValueError(f"region: {len(ins)} types declared, {len(args)} arguments")
+            raise ArgumentError(f"region: {len(ins)} types declared, {len(args)} arguments")
         with unseen():
             for arg, given, grad in zip(args, ins, grads, strict=True):
                 _check_boundary(arg, given, grad)
@@ -201,14 +201,16 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
     if not isinstance(arg, Tensor):
         return
     if given is None or grad is None:
-        raise ValueError(
+        raise ArgumentError(
             f"region: {described(arg)} is a tensor, so ins and grads must say its types"
         )
     known = type_or_error(arg, "region")
     if known.pads:
         raise padded_at("region", arg, known)
     _check(arg, known, given)
-    check_axes("region: grads", known.mesh, grad)
+    wrong = unknown_axis(known.mesh, grad)
+    if wrong is not None:
+        raise ArgumentError(f"region: grads {wrong}")
     _observe("region", None, arg)
     for axis, t in known.dual().items():
         said = as_axis_type(grad[axis]) if axis in grad else None

@@ -8,7 +8,7 @@ ranks in one state would mask different rows alike.
 from collections.abc import Iterator, Mapping, Sequence
 
 from placements.errors import PlacementError
-from placements.logs import Draw, Lie, Log, Positions
+from placements.logs import Draw, Lie, Log, Positions, placed_entries
 from placements.types import WORDS
 
 # A draw, and its place in the order of the program.
@@ -17,15 +17,7 @@ _Placed = tuple[int, Draw]
 
 def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
     """The draws whose generators are not in the states that the program claims."""
-    draws = {
-        rank: [
-            (position, entry)
-            for position, entry in zip(at[rank], log.entries, strict=True)
-            if isinstance(entry, Draw)
-        ]
-        for rank, log in logs.items()
-    }
-    meshes = dict.fromkeys(draw.mesh for found in draws.values() for _, draw in found)
+    draws, meshes = placed_entries(logs, at, Draw)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():

@@ -65,6 +65,15 @@ class PlacementError(AnnotationError, ValueError):
         return "\n".join(lines)
 
 
+class ArgumentError(ValueError, TypeError):
+    """What a program says to a call of this package cannot be meant, whatever the tensors.
+
+    It is raised where a checked call reads such a statement, and nowhere in inference: so
+    it blames the program, while any other ValueError of a checked call may be a failure of
+    the checker. It is both of the exceptions that Python has for a bad argument.
+    """
+
+
 class UncheckedWarning(UserWarning):
     """A block ended in which placements could not be checked, because there was no mesh.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from placements.errors import PlacementError
 from placements.fingerprints import Fingerprint
@@ -149,6 +149,25 @@ def program_order(logs: Mapping[int, Log]) -> Positions:
         place[key] = len(place)
         key = following[key]
     return {rank: [place[key] for key in keys] for rank, keys in by_rank.items()}
+
+
+T = TypeVar("T", Event, Draw)
+
+
+def placed_entries(
+    logs: Mapping[int, Log], at: Positions, kind: type[T]
+) -> tuple[dict[int, list[tuple[int, T]]], list[MeshKey]]:
+    """By rank its entries of one kind, each with its place; and the meshes they are on."""
+    placed = {
+        rank: [
+            (position, entry)
+            for position, entry in zip(at[rank], log.entries, strict=True)
+            if isinstance(entry, kind)
+        ]
+        for rank, log in logs.items()
+    }
+    meshes = dict.fromkeys(entry.mesh for found in placed.values() for _, entry in found)
+    return placed, list(meshes)
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:

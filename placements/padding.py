@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from placements import tags
 from placements.callsite import caller, name_of
 from placements.describe import described, type_or_error
-from placements.errors import PlacementError, mismatch
+from placements.errors import ArgumentError, PlacementError, mismatch
 from placements.state import current
 from placements.tensor_type import TensorType, make
 from placements.torch_private import unseen
@@ -69,18 +69,18 @@ def _mask_type(padded: TensorType, rows: int) -> TensorType:
 def declare_padding(x: Tensor, known: TensorType, valid: Tensor) -> TensorType:
     """The type of `x` whose first dims have rows of padding where `valid` is False.
 
-    The mask becomes one, if it is not yet. Raises ValueError if it does not fit.
+    The mask becomes one, if it is not yet. Raises ArgumentError if it does not fit.
     """
     mask = type_or_error(valid, "assert_type")
     dims = tuple(range(valid.dim()))
     if valid.dtype != torch.bool or not dims or valid.shape != x.shape[: len(dims)]:
-        raise ValueError(
+        raise ArgumentError(
             f"valid= must be bools in the shape of the first dims of x, "
             f"{tuple(x.shape[: len(dims)])}; got {described(valid)}"
         )
     for dim in dims:
         if mask.cuts(dim) != known.cuts(dim):
-            raise ValueError(
+            raise ArgumentError(
                 f"valid= must be cut as x is in dim {dim}; got {described(valid)} for "
                 f"{described(x, known)}"
             )

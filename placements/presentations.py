@@ -35,10 +35,11 @@ def reinterpret_mesh(x: Tensor, mesh: MeshLike) -> Tensor:
     of one dim that nest. Communicates nothing, forward or backward.
     Raises PlacementError with the reason if the type cannot be said on the other mesh.
     """
+    target = as_mesh(mesh)
     if current.mode is None:
         return x
     with unseen():
-        known, target = type_or_error(x, "reinterpret_mesh"), as_mesh(mesh)
+        known = type_or_error(x, "reinterpret_mesh")
         try:
             found = presented(known, target)
         except Refusal as refusal:

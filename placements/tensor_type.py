@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 from placements.duals import dual
+from placements.errors import ArgumentError
 from placements.extents import Even, Extent, Padded
 from placements.index import Computed, Cuts, Index
-from placements.mesh import Mesh, check_axes
+from placements.mesh import Mesh, unknown_axis
 from placements.types import AxisType, R, Shard, TypesLike, V, as_axis_type, print_types
 from placements.validity import Pads
 
@@ -183,14 +184,20 @@ def declared(
     """The TensorType that a declaration gives a local tensor of that shape.
 
     Every axis of size > 1 must be declared. Axes that the mesh has with size 1, or that
-    only another presentation of it has, or that are optional, are ignored; others are a
-    ValueError. A Shard without an extent is cut evenly.
+    only another presentation of it has, or that are optional, are ignored; others are an
+    ArgumentError. A Shard without an extent is cut evenly.
     """
-    check_axes("the declaration", mesh, types)
+    if not isinstance(types, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(
+            f"a declaration maps axes to types, such as {{'tp': R}}; got {types!r}"
+        )
+    wrong = unknown_axis(mesh, types)
+    if wrong is not None:
+        raise ArgumentError(f"the declaration {wrong}")
     said = {a: as_axis_type(t) for a, t in types.items() if a in mesh.position}
     missing = [axis for axis in mesh.axes if axis not in said]
     if missing:
-        raise ValueError(
+        raise ArgumentError(
             f"no placement is declared for mesh axis {missing[0]!r}. "
             f"Declared: {sorted(types)}; required: {list(mesh.axes)}"
         )
@@ -205,7 +212,7 @@ def _dim_from_front(t: AxisType, ndim: int) -> AxisType:
     if not isinstance(t, Shard):
         return t
     if not -ndim <= t.dim < ndim:
-        raise ValueError(f"{t!r} names a dim that a {ndim}-dim tensor does not have")
+        raise ArgumentError(f"{t!r} names a dim that a {ndim}-dim tensor does not have")
     return Shard(t.dim % ndim, t.extent)
 
 
@@ -216,7 +223,10 @@ def _bound_cuts(
     extents: dict[str, Extent | None] = {}
     for axis, t in shards.items():
         assert isinstance(t, Shard)
-        extents[axis] = t.extent and t.extent.over(mesh.sizes[axis])
+        try:
+            extents[axis] = t.extent and t.extent.over(mesh.sizes[axis])
+        except ValueError as error:  # the extent that was declared does not fit the axis
+            raise ArgumentError(str(error)) from None
     piece: int | None = None
     for axis, extent in extents.items():
         if extent is None and piece is not None:
@@ -229,7 +239,7 @@ def _bound_cuts(
             extents[axis] = extent
         held = extent.local_size(mesh.coordinate[axis])
         if held != inner:
-            raise ValueError(
+            raise ArgumentError(
                 f"dim {dim} has {inner} rows here, but {extent!r} over axis {axis!r} "
                 f"({mesh.sizes[axis]} ranks) gives rank {mesh.coordinate[axis]} "
                 f"{held} rows"

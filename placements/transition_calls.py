@@ -23,7 +23,13 @@ from placements.ledger import active_ledger
 from placements.mesh import Mesh, current_mesh
 from placements.moves import Cut, Move, apply
 from placements.pad_moves import cast_pads
-from placements.precision import NOTHING_SAID, Dtypes, gradient_dtype
+from placements.precision import (
+    NOTHING_SAID,
+    BackwardOptions,
+    Dtypes,
+    gradient_dtype,
+    said_dtypes,
+)
 from placements.reductions import note_move
 from placements.retype import retyped, retyped_on_one_rank
 from placements.state import current, observer, suspended
@@ -40,6 +46,8 @@ from placements.transport import Line
 from placements.types import AxisType, AxisTypeLike, Shard, as_axis_type
 
 Axis = str | dist.ProcessGroup
+# op_dtype, out_dtype, backward_options
+SaidDtypes = tuple[torch.dtype | None, torch.dtype | None, BackwardOptions | None]
 
 
 @dataclass(frozen=True)
@@ -64,13 +72,17 @@ def run(
     axis: Axis,
     src: AxisTypeLike,
     dst: AxisTypeLike | None,
+    dtypes: SaidDtypes,
     *,
-    dtypes: Dtypes = NOTHING_SAID,
     new_dim: int = 0,
     sends: Sequence[int] | None = None,
     receives: Sequence[int] | None = None,
 ) -> Tensor:
-    """Carry out `call` on `x` over `axis`, from type `src` to type `dst`."""
+    """Carry out `call` on `x` over `axis`, from type `src` to type `dst`.
+
+    `dtypes` are the call's op_dtype, out_dtype and backward_options.
+    """
+    chosen = said_dtypes(call, x.dtype, *dtypes)
     line, mesh = _line(call, axis)
     types = (
         _from_front(call, as_axis_type(src), x),
@@ -78,8 +90,8 @@ def run(
     )
     row = _row(call, x, line.axis, *types)
     new_dim = _row_dim(call, new_dim, x, row)
-    request = Request(call, x, line, mesh, *types, dtypes, new_dim, sends, receives)
-    if row is None and dtypes != NOTHING_SAID:
+    request = Request(call, x, line, mesh, *types, chosen, new_dim, sends, receives)
+    if row is None and chosen != NOTHING_SAID:
         row = unchanged(types[0])
     if current.mode is None:
         if row is None:

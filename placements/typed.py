@@ -62,7 +62,10 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         if not hints:
             hints.update(get_type_hints(fn, include_extras=True) or {"return": Any})
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return fn(*args, **kwargs)  # Python itself says what is wrong with the call
         bound.apply_defaults()
         owner = bound.arguments.get("self")
         if isinstance(owner, nn.Module):

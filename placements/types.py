@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from placements.errors import ArgumentError
 from placements.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 
 
@@ -126,7 +127,7 @@ def as_axis_type(like: object) -> AxisType:
         return like()
     if isinstance(like, str):
         return parse_axis_type(like)
-    raise TypeError(
+    raise ArgumentError(
         f"a placement is R, I, V, P or S(dim) "
         f"(Replicate(), Invariant(), Varying(), Partial(), Shard(dim)), got {like!r}"
     )
@@ -145,7 +146,7 @@ def parse_axis_type(text: str) -> AxisType:
         tree = ast.parse(text.strip(), mode="eval").body
         return _axis_type_of(tree)
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
+        raise ArgumentError(
             f"{text!r} is not a placement; write R, I, V, P, S(dim) or "
             f"S(dim, extent) such as S(1, Padded(5))"
         ) from error

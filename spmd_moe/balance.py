@@ -69,12 +69,17 @@ class LoadBalance(Initialised):
     def after_loading(self, state: dict[str, Any], prefix: str) -> None:
         """No tokens were counted since the loaded bias moved.
 
-        Counts are not saved: after `to_empty`, or on the meta device still when the bias
-        was assigned, they would hold anything or nothing.
+        Counts are not saved, so after `to_empty` they would hold anything. They are written
+        in place, unless the bias was assigned on another device: then the counts may be on
+        the meta device still, where there is nothing to write.
         """
-        if f"{prefix}expert_bias_E" in state:
-            zeros = torch.zeros_like(self.counts_E, device=self.expert_bias_E.device)
-            self.replace_buffer("counts_E", zeros)
+        if f"{prefix}expert_bias_E" not in state:
+            return
+        device = self.expert_bias_E.device
+        if self.counts_E.device != device:
+            made = torch.empty_like(self.counts_E, device=device)
+            self.replace_buffer("counts_E", made)
+        fill_(self.counts_E, 0)
 
     @typed
     def bias_for(self, scores_TE: Tensor) -> BiasE:

@@ -17,7 +17,7 @@ from placements.index_maps import row_numbers
 from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
 from spmd_moe.layouts import Layout
 from spmd_moe.own_rows import own_rows
-from spmd_moe.permute import count_experts, inverse, sort_slots
+from spmd_moe.permute import count_own, inverse, sort_slots
 from spmd_moe.precision import wide_dtype
 from spmd_moe.route import Routing
 
@@ -91,7 +91,7 @@ def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Sl
         gates_N = own_rows(routing.gates_TK).flatten()[order_N]
         wide = wide_dtype(rows_ND, gates_N)
         rows_ND = (rows_ND.to(wide) * gates_N.unsqueeze(1)).to(x_TD.dtype)
-    return Slots(rows_ND, count_experts(expert_ids_TK, experts), inverse(order_N))
+    return Slots(rows_ND, count_own(expert_ids_TK, experts), inverse(order_N))
 
 
 @dataclass(frozen=True)

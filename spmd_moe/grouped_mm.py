@@ -55,7 +55,7 @@ def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) ->
 
 
 def _forward(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
-    with without_autocast(rows_MK):  # what it had to say was heeded before
+    with without_autocast(rows_MK):  # the caller has already cast to autocast's dtype
         return _product(rows_MK, matrices_GKN, ends_G)
 
 

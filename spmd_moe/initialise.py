@@ -72,8 +72,8 @@ class Initialised(WatchesItsState):
         """Register a parameter for every spec, not yet filled."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(
-                f"dtype ({dtype}) must be one of floating point, such as torch.bfloat16: "
-                "it is that of the parameters"
+                f"dtype ({dtype}) must be a floating-point dtype, such as torch.bfloat16: "
+                "the parameters get it"
             )
         self.specs, self.seed, self.drawn_as = specs, seed, type(self).__name__
         for name, spec in specs.items():

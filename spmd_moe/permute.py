@@ -23,7 +23,6 @@ def routing_map(expert_ids_TK: IdsTK, num_experts: int) -> MapTE:
     Writes along the expert dim, which is never cut, so the placement stays. It is once or
     never where the ids of a token differ, as top-k's do; others are counted as they are.
     """
-    check_ids(expert_ids_TK, num_experts)
     tokens = expert_ids_TK.shape[0]
     empty_TE = torch.zeros(
         tokens, num_experts, dtype=torch.int32, device=expert_ids_TK.device
@@ -35,7 +34,20 @@ def routing_map(expert_ids_TK: IdsTK, num_experts: int) -> MapTE:
 @typed
 def count_experts(expert_ids_TK: IdsTK, num_experts: int) -> CountsE:
     """ids Shard(0) -> counts Partial; Replicate -> Replicate; Varying -> Varying."""
+    check_ids(expert_ids_TK, num_experts)
     return routing_map(expert_ids_TK, num_experts).sum(0)
+
+
+@typed
+def count_own(expert_ids_TK: IdsTK, num_experts: int) -> CountsE:
+    """ids of this rank's own tokens -> its own counts, Varying where the ids are.
+
+    The same numbers as `count_experts` gives, without the (T, E) map. The ids were checked
+    when they entered the routing.
+    """
+    ids_N = expert_ids_TK.flatten()
+    none_E = torch.zeros(num_experts, dtype=torch.int64, device=ids_N.device)
+    return none_E.scatter_add(0, ids_N, torch.ones_like(ids_N))
 
 
 def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
@@ -47,7 +59,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     is_plain = type(expert_ids_TK) is Tensor and expert_ids_TK.device.type == "cpu"
     if not is_plain or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
         return
-    with unseen():  # whether ids are right is no value that a program depends on
+    with unseen():  # the result of this check is not used in the computation
         least, most = (int(end) for end in expert_ids_TK.aminmax())
     if least < 0 or most >= num_experts:
         wrong = least if least < 0 else most

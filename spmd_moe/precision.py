@@ -1,4 +1,4 @@
-"""Autocast, where it must not reach and where torch does not bring it.
+"""Where autocast must be off, and where this package must apply it itself.
 
 `torch.autocast` has every matrix product computed in its narrow dtype, also one whose
 operands were widened on purpose. So what chooses experts or weighs them computes in

@@ -19,7 +19,7 @@ from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
 from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
-from spmd_moe.permute import count_experts
+from spmd_moe.permute import check_ids, routing_map
 from spmd_moe.precision import wide_dtype, without_autocast
 
 # Keeps a sum of gates that are all zero from dividing by zero.
@@ -29,11 +29,18 @@ TINY = 1e-20
 @typed
 @dataclass(frozen=True)
 class Routing:
-    """Where every token goes, and with which weights."""
+    """Where every token goes, and with which weights.
+
+    Raises ValueError if an id is none of the experts that are counted. The ids are checked
+    here and nowhere later, because every router, also one of the user's, makes a Routing.
+    """
 
     gates_TK: Annotated[GatesTK, On(dp="d", cp="c", tp="t")]
     expert_ids_TK: Annotated[IdsTK, On(dp="d", cp="c", tp="t")]
     counts_E: CountsE
+
+    def __post_init__(self) -> None:
+        check_ids(self.expert_ids_TK, self.counts_E.shape[0])
 
 
 @typed
@@ -69,7 +76,7 @@ class Router(Initialised):
         scores_TE = self.score(x_TD)
         expert_ids_TK = self.choose(scores_TE.detach())
         gates_TK = self.weigh(scores_TE.gather(1, expert_ids_TK))
-        counts_E = count_experts(expert_ids_TK, self.config.num_experts)
+        counts_E = routing_map(expert_ids_TK, self.config.num_experts).sum(0)
         self.balance.record(counts_E)
         return Routing(gates_TK, expert_ids_TK, counts_E)
 

@@ -23,7 +23,7 @@ from placements.interop.programs import (
     choose_step,
 )
 from placements.tensor_type import TensorType
-from placements.testing.crashes import CheckerCrash
+from placements.testing.crashes import crash_of
 from placements.torch_private import unseen
 
 MAX_STEPS = 5
@@ -97,7 +97,7 @@ def _is_answer(
     """
     if verdict.crash is not None:
         if step.move is not None or _runs(step, [tuple(v.shape) for v in values], values):
-            raise CheckerCrash(verdict.crash, f": {step.text}")
+            raise crash_of(verdict.crash, f": {step.text}")
         return False
     if verdict.accepted:
         return True

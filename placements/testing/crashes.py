@@ -7,13 +7,14 @@ checker failed, which says nothing of the program. Whoever turns an exception in
 verdict asks here, so that a failure of the checker is never counted as a refusal.
 """
 
-import dis
-import os
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from placements.errors import PlacementError
+from placements.errors import ArgumentError, PlacementError
 from placements.testing.failures import RankFailure, headline_of, shown_line
+from placements.torch_private import UnsupportedTorchError
 
 
 class CheckerCrash(Exception):  # noqa: N818 (a crash, of any kind)
@@ -49,8 +50,14 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def crash_of(error: BaseException, more: str = "") -> CheckerCrash:
-    """The crash that an error is, or that it tells of."""
+    """The crash that an error is, or that it tells of.
+
+    UnsupportedTorchError is raised as it is: it is about the installation, and says by
+    itself what to do.
+    """
     cause = cause_of(error)
+    if isinstance(cause, UnsupportedTorchError):
+        raise cause
     return cause if isinstance(cause, CheckerCrash) else CheckerCrash(cause, more)
 
 
@@ -65,34 +72,51 @@ def is_verdict(error: BaseException, *promised: type[BaseException]) -> bool:
 def check_judged(error: Exception, plainly: Callable[[], object]) -> None:
     """CheckerCrash unless an error of a checked program says something of the program.
 
-    It does if the checker promises it, or if the program raises the like by itself:
-    `plainly` runs it without the checker. What a call of this package says of bad
-    arguments is an error of the program too, though some are looked at only then.
+    It does if the checker promises it; if it is an ArgumentError, by which a call refuses
+    what the program says to it, though an unchecked call would not look; or if the program
+    raises the same by itself. `plainly` runs it without the checker.
     """
-    cause = cause_of(error)
-    if isinstance(cause, CheckerCrash):
-        raise cause
-    if is_verdict(error) or _is_of_arguments(cause):
-        return
+    own_error([error], plainly)
+
+
+def own_error(
+    errors: Sequence[Exception], plainly: Callable[[], object]
+) -> Exception | None:
+    """Of what the ranks of a checked program raised, the first that is its own fault.
+
+    None if the checker promises them all, and CheckerCrash as `check_judged` says. Where
+    one rank fails by itself, what befalls the others says nothing of the checker.
+    """
+    unpromised = [error for error in errors if not is_verdict(error)]
+    if not unpromised:
+        return None
+    crashes = [crash_of(error) for error in unpromised]
+    for error, crash in zip(unpromised, crashes, strict=True):
+        if crash is cause_of(error):
+            raise crash
     try:
         plainly()
+        raised = set[str]()
     except Exception as own:
-        if type(cause_of(own)) is type(cause):
-            return
-    raise CheckerCrash(cause)
+        raised = _all_said(own)
+    for error, crash in zip(unpromised, crashes, strict=True):
+        if isinstance(crash.cause, ArgumentError) or _said(crash.cause) in raised:
+            return error
+    raise crashes[0]
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_RAISE = dis.opmap["RAISE_VARARGS"]
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
-def _is_of_arguments(error: BaseException) -> bool:
-    """Whether a `raise` statement of this package made it: one that nobody meant comes
-    from an operation that failed, as a lookup or an unpacking does."""
-    if not isinstance(error, ValueError | TypeError) or error.__traceback__ is None:
-        return False
-    last = error.__traceback__
-    while last.tb_next is not None:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    return code.co_filename.startswith(_PACKAGE) and code.co_code[last.tb_lasti] == _RAISE
+def _said(error: BaseException) -> str:
+    """Type and message, without the addresses of objects, which differ between two runs."""
+    return _ADDRESS.sub("0x", headline_of(error))
+
+
+def _all_said(error: BaseException) -> set[str]:
+    """What a program raised: it, or its ranks, which need not say the same."""
+    if isinstance(error, ExceptionGroup):
+        return set[str]().union(*map(_all_said, cast(Any, error).exceptions))
+    if isinstance(error, RankFailure):
+        return set(map(_said, error.errors))
+    return {_said(error)}

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 
 from placements.errors import PlacementError
 from placements.testing.arguments import Argument, arguments_of
-from placements.testing.crashes import CheckerCrash
+from placements.testing.crashes import CheckerCrash, crash_of
 from placements.testing.failures import RankFailure
 from placements.testing.spmd_case import OF_REFERENCE, refusal
 from placements.testing.spmd_cases import Case, Values, cases, drawing_of
@@ -81,7 +81,7 @@ def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Excepti
     elif isinstance(error, AssertionError | RankFailure):
         said = str(error)
     else:  # neither the ranks nor the reference: the comparison itself
-        return CheckerCrash(error, f"\n\n{code}")
+        return crash_of(error, f"\n\n{code}")
     return AssertionError(f"{said}{_advice(error, arguments)}\n\n{code}")
 
 

@@ -9,7 +9,7 @@ import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
 import torch
@@ -37,7 +37,8 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
 
     `pending` says, rank by rank, where each one stood: its next collective and the
     line that called it, or "returned", or "raised ...". `rank` and `cause` name the
-    first rank that raised, and are None when nothing was raised.
+    first rank that raised, and are None when nothing was raised. `errors` has what each
+    rank raised, as far as they are known.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
         pending: list[str],
         rank: int | None = None,
         cause: BaseException | None = None,
+        errors: Sequence[BaseException] = (),
     ) -> None:
         lines = [f"  rank {r}  {text}" for r, text in enumerate(pending)]
         super().__init__("\n".join([headline, *lines]))
@@ -53,6 +55,7 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
         self.pending = pending
         self.rank = rank
         self.cause = cause
+        self.errors = tuple(errors) or ((cause,) if cause is not None else ())
         self.__cause__ = cause
 
 
@@ -110,18 +113,16 @@ def told_once(failure: RankFailure) -> str:
     rank, cause = failure.rank, failure.cause
     if rank is None or cause is None:
         return str(failure)  # where each rank stood is what there is to say
-    said = [f"rank {r}" for r, text in enumerate(failure.pending)
-            if text == failure.pending[rank]]  # fmt: skip
+    alike = [r for r, said in enumerate(failure.pending) if said == failure.pending[rank]]
     # Our own errors say where they are; of any other the line is told.
     text = text_of(cause) if isinstance(cause, PlacementError) else describe_error(cause)
-    if len(said) == len(failure.pending):
+    if len(alike) == len(failure.pending):
         return text
+    ranks = ", ".join(f"rank {r}" for r in alike)
     others = [
-        f"  rank {r}  {text}"
-        for r, text in enumerate(failure.pending)
-        if f"rank {r}" not in said
+        f"  rank {r}  {said}" for r, said in enumerate(failure.pending) if r not in alike
     ]
-    return "\n".join([f"on {', '.join(said)}: {text}", *others])
+    return "\n".join([f"on {ranks}: {text}", *others])
 
 
 def headline_of(error: BaseException) -> str:

@@ -236,6 +236,13 @@ class Lockstep:
         return rank.awaits is None or rank.awaits.done or self._headline is not None
 
     def _hand_over(self, number: int) -> None:
+        """Give the baton of rank `number` to the next rank that can run.
+
+        A rank that was interrupted just after it gave the baton away has none to give: a
+        second baton would let two ranks run at once.
+        """
+        if self._holder != number:
+            return
         if all(rank.finished for rank in self._ranks):
             self._done.release()
             return
@@ -263,7 +270,8 @@ class Lockstep:
     def _failure(self, headline: str) -> RankFailure:
         pending = [rank.describe() for rank in self._ranks]
         cause = None if self._first is None else self._ranks[self._first].error
-        return RankFailure(headline, pending, self._first, cause)
+        errors = [rank.error for rank in self._ranks if rank.error is not None]
+        return RankFailure(headline, pending, self._first, cause, errors)
 
     def _wait_for_all(self, timeout: float | None) -> None:
         limit = -1 if timeout is None else timeout
@@ -296,12 +304,13 @@ class Lockstep:
         told_since = time.monotonic()
         told = -1
         while not self._done.acquire(timeout=_TELL_SECONDS):
-            number, rank = self._holder, self._ranks[self._holder]
+            number = self._holder  # read once: the ranks run, and hand the baton on
+            rank = self._ranks[number]
             if number != told:
                 told, told_since = number, time.monotonic()
             thread = cast(threading.Thread, rank.thread)
             gone = not thread.is_alive()
-            if not gone:
+            if not gone and self._holder == number:
                 _raise_in(thread, Aborted)
             if gone or time.monotonic() - told_since > _UNWIND_SECONDS:
                 rank.lost = rank.finished = True

@@ -21,7 +21,7 @@ from placements.mesh import Mesh, as_mesh, set_current_mesh
 from placements.propagate import typecheck
 from placements.tensor_type import TensorType, declared, make
 from placements.testing.arguments import checked_type
-from placements.testing.crashes import check_judged
+from placements.testing.crashes import own_error
 from placements.testing.draws import numbers, seeded
 from placements.testing.failures import RankFailure
 from placements.testing.placed import join_ranks, part_of
@@ -71,16 +71,16 @@ def refusal(
 
     def plainly() -> None:
         own, _, failed = _on_ranks(_plain_rank, fn, given, sizes, seed)
-        for error in (*own, *([failed] if failed is not None else [])):
-            raise error
+        raised = [*own, *([failed] if failed is not None else [])]
+        if raised:
+            raise ExceptionGroup("what the ranks raise without the checker", raised)
 
-    for error in (*stopped, *([failure] if failure is not None else [])):
-        check_judged(error, plainly)
+    own = own_error([*stopped, *([failure] if failure is not None else [])], plainly)
     for error in stopped:
         if isinstance(error, PlacementError):
             return error
-    for error in stopped:
-        raise AssertionError(f"a rank raised {error!r}") from error
+    if own is not None and own is not failure:
+        raise AssertionError(f"a rank raised {own!r}") from own
     if failure is not None:
         raise failure
     done = [rank for rank in ranks if rank is not None]

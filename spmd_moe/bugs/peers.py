@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from placements import set_current_mesh, split, typecheck
+from placements import UnsupportedTorchError, set_current_mesh, split, typecheck
 from placements.interop.engines import Engine, Ours, first_line
 from placements.interop.fake_world import on_mesh, quiet
 from placements.mesh import Mesh
@@ -179,6 +179,8 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
             return _Run(run_ranks(dict(bug.mesh), on_rank))
         except RankFailure as failure:
             error = cause_of(failure)
+            if isinstance(error, UnsupportedTorchError):
+                raise error from None
             in_step = error is not failure
             return _Run([], error, in_step, in_step and not engine.refuses(error))
 

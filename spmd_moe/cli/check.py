@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
+from placements import UnsupportedTorchError
 from spmd_moe.cli import check_json, legends
 from spmd_moe.cli.check_layer import all_configurations, check_layer
 from spmd_moe.cli.check_options import (
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.compare_meshes:
             return _compare_meshes(args, console, config, work, preset)
         return _check(args, console, config, work, preset)
-    except (BadInput, OSError):
+    except (BadInput, OSError, UnsupportedTorchError):
         raise
     except Exception as error:
         if args.debug:

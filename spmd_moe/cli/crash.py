@@ -7,6 +7,7 @@ def told(error: Exception, *promised: type[Exception]) -> tuple[str, int]:
     """What to print of an error that ends a check, and the exit code.
 
     A verdict is a PlacementError, ranks that fell out of step, or what is `promised`.
+    An UnsupportedTorchError, also one of a rank, is raised for `main` to tell.
     """
     from placements.testing.crashes import is_verdict  # imports the simulator: late
     from placements.testing.failures import RankFailure, told_once

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import placements
+from placements import UnsupportedTorchError
 from placements.testing.failures import Line, shown_line
 from spmd_moe.cli.terminal import BadInput
 
@@ -28,11 +29,12 @@ _NOT_OWN = tuple(
 def blamed(name: str, about: Any, *passing: type[Exception]) -> Generator[None]:
     """What is raised inside is bad input of `--module name`, but for `passing`.
 
+    A torch that is not supported is nobody's input, so its error passes too.
     `about` is the class or function to point at if no line of the user's raised.
     """
     try:
         yield
-    except (BadInput, *passing):
+    except (BadInput, UnsupportedTorchError, *passing):
         raise
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {_message(error)}".removesuffix(": ")

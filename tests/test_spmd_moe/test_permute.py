@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor
 
 from placements import (
     Index,
@@ -19,7 +20,9 @@ from placements import (
     typecheck,
 )
 from placements.index_maps import row_numbers
+from spmd_moe import MoE, permute, route
 from spmd_moe.permute import count_experts, inverse, regroup, routing_map, sort_slots
+from tests.support.moe import CONFIG
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2)))
@@ -83,6 +86,23 @@ def test_ids_out_of_range_are_refused(wrong: int, checked: bool) -> None:
         assert_type(ids_TK, {"tp": S(0, Padded(4))}, index=Index(4))
         with pytest.raises(ValueError, match=f"has the id {wrong}, .* from 0 to 3"):
             count_experts(ids_TK, 4)
+
+
+def test_ids_are_checked_once_in_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    plain = permute.check_ids
+
+    def counted(ids_TK: Tensor, num_experts: int) -> None:
+        looked.append(num_experts)
+        plain(ids_TK, num_experts)
+
+    monkeypatch.setattr(permute, "check_ids", counted)
+    monkeypatch.setattr(route, "check_ids", counted)
+    MoE(CONFIG)(torch.randn(5, 8), seq_len=5)
+    assert looked == [CONFIG.num_experts]
+    ids_TK = torch.tensor([[0, 1], [3, 9]])
+    with pytest.raises(ValueError, match="has the id 9"):
+        route.Routing(torch.ones(2, 2), ids_TK, torch.zeros(4, dtype=torch.int64))
 
 
 def test_row_numbers_count_the_rows_of_their_tensor_only() -> None:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import torch
@@ -11,9 +11,24 @@ from hypothesis import find
 from jaxtyping import Float
 from torch import Tensor
 
-from placements import On, P, PlacementError, R, S, all_reduce, infer, typed
+from placements import (
+    Even,
+    On,
+    P,
+    PlacementError,
+    R,
+    Ragged,
+    S,
+    all_reduce,
+    assert_type,
+    infer,
+    region,
+    reinterpret_mesh,
+    torch_private,
+    typed,
+)
 from placements.propagate import Typecheck
-from placements.testing import assert_spmd_equivalent, check_spmd_case
+from placements.testing import RankFailure, assert_spmd_equivalent, check_spmd_case
 from placements.testing.cases.table import calls
 from placements.testing.crashes import CheckerCrash, check_judged
 from placements.testing.laws.kept_numbers import is_kept
@@ -123,15 +138,101 @@ def test_what_the_program_raises_by_itself_is_no_crash() -> None:
     assert not isinstance(found.value, CheckerCrash)
 
 
-def test_bad_arguments_that_only_a_checked_call_looks_at_are_no_crash() -> None:
-    from placements import assert_type
+def test_ranks_may_say_different_things_by_themselves() -> None:
+    def looks_up(x_TD: Tensor) -> Tensor:
+        return {7: x_TD}[x_TD.shape[0]]
 
-    def declared_wrongly(x_TD: Tensor) -> Tensor:
-        return assert_type(torch.zeros(3), {"tp": S(4)})
+    ragged: Any = {"x_TD": (torch.ones(3, 2).double(), {"tp": S(0, Ragged(2, 1))})}
+    with pytest.raises(RankFailure, match="KeyError: 2"):
+        check_spmd_case(looks_up, whole, ragged, mesh={"tp": 2})
+    with pytest.raises(AssertionError, match=r"tensor a \(2\) must match .* b \(9\)"):
+        check_spmd_case(lambda x_TD: x_TD + torch.ones(9, 2), whole, ragged, mesh={"tp": 2})
 
-    with pytest.raises(Exception, match=r"S\(4\)|dim 4") as found:
-        check_spmd_case(declared_wrongly, whole, INPUTS, mesh={"tp": 2})
-    assert not isinstance(found.value, CheckerCrash)
+
+def test_what_the_program_raises_must_be_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(x_TD: Tensor) -> Tensor:
+        raise ValueError(f"of the program, {(x_TD * 2).shape}")
+
+    with pytest.raises(RankFailure, match="of the program"):
+        check_spmd_case(raises, whole, INPUTS, mesh={"tp": 2})
+    at_an_op(monkeypatch, ValueError("of the checker"))
+    with pytest.raises(CheckerCrash, match="of the checker"):
+        check_spmd_case(raises, whole, INPUTS, mesh={"tp": 2})
+
+
+def test_an_object_in_the_message_makes_it_no_other_error() -> None:
+    def raises(x_TD: Tensor) -> Tensor:
+        raise LookupError(f"no {object()}")
+
+    with pytest.raises(RankFailure, match="no <object object at"):
+        check_spmd_case(raises, whole, INPUTS, mesh={"tp": 2})
+
+
+def test_what_this_package_raises_about_its_own_numbers_is_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a `raise` statement, too: inference cut seven rows evenly over two ranks."""
+    at_an_op(monkeypatch, ValueError())
+    monkeypatch.setattr(Typecheck, "__torch_function__", lambda *args: Even(7, 2))
+    with pytest.raises(CheckerCrash, match=r"ValueError: Even\(7\) does not divide"):
+        check_spmd_case(doubled, whole, INPUTS, mesh={"tp": 2})
+
+
+def declares(types: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x_TD: assert_type(torch.zeros(3), types)
+
+
+def around(*args: Any, grads: Any = None) -> Callable[[Tensor], Tensor]:
+    held: Any = {"tp": S(0)}
+    opaque = region(lambda *xs: xs[0] * 2, ins=[held], outs=held, grads=grads or [held])
+    return lambda x_TD: opaque(x_TD, *args)
+
+
+class Layout:
+    tokens: ClassVar[dict[str, Any]] = {"tp": 3}
+
+
+@typed
+def refers(x_TD: Annotated[Tensor, On("{layout.rows}")], layout: Layout) -> Tensor:
+    return x_TD
+
+
+@typed
+def refers_to_a_number(
+    x_TD: Annotated[Tensor, On("{layout.tokens}")], layout: Layout
+) -> Tensor:
+    return x_TD
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (declares({"tp": S(4)}), r"S\(4\) names a dim"),
+        (declares({"tp": R, "pt": R}), "names axis 'pt'"),
+        (declares({}), "no placement is declared for mesh axis 'tp'"),
+        (declares({"tp": 3}), "a placement is R"),
+        (declares({"tp": "Q"}), "'Q' is not a placement"),
+        (declares(3), "a declaration maps axes to types"),
+        (declares({"tp": S(0, Ragged(3, 3, 3))}), "is over 3 ranks, not over 2"),
+        (declares({"tp": S(0, Ragged(1, 1))}), "dim 0 has 3 rows here"),
+        (lambda x_TD: assert_type(x_TD * 1, {"tp": S(0)}, valid=x_TD), "valid= must be"),
+        (around(1), "region: 1 types declared, 2 arguments"),
+        (around(grads=[None]), "region: .* so ins and grads must say"),
+        (around(grads=[{"pt": R}]), "region: grads names axis 'pt'"),
+        (around(grads=[{"tp": 3}]), "a placement is R"),
+        (lambda x_TD: refers(x_TD, Layout()), "Layout has no 'rows'"),
+        (lambda x_TD: refers_to_a_number(x_TD, Layout()), "a placement is R"),
+        (lambda x_TD: refers(x_TD), "missing 1 required positional argument"),
+        (lambda x_TD: reinterpret_mesh(x_TD, "tp"), "a mesh is a DeviceMesh"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_that_only_a_checked_call_looks_at_are_no_crash(
+    program: Any, said: str
+) -> None:
+    with pytest.raises(RankFailure, match=said):
+        check_spmd_case(program, whole, INPUTS, mesh={"tp": 2})
 
 
 def test_the_laws_tell_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +337,6 @@ def test_check_tells_a_crash_of_verify(
 
 
 def test_a_lookup_that_fails_in_this_package_is_a_crash() -> None:
-    """By a `raise` it speaks to the user; by an operation that fails it does not."""
 
     def fails() -> None:
         infer.__dict__["no such name"]
@@ -262,3 +362,36 @@ def test_a_crash_in_backward_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: Any = {"x_T": (torch.ones(4).double(), {"tp": P})}
     with pytest.raises(CheckerCrash, match="KeyError: 'cotangent'"):
         check_spmd_case(summed, lambda x_T: x_T, inputs, mesh={"tp": 2})
+
+
+LAYER, MODULE = ("check", "--mesh", "tp=2,sp=off"), ("check", "--module", OWN)
+MESHES, SHOW = ("check", "--compare-meshes", "--ranks", "2"), ("bugs", "--show", "B01")
+
+
+@pytest.mark.parametrize(
+    ("part", "command"),
+    [
+        *(("checking", command) for command in (LAYER, MODULE, MESHES, ("bugs",), SHOW)),
+        *(("simulating", command) for command in (LAYER, MODULE, ("bugs",), SHOW)),
+        *(("modules", command) for command in (LAYER, MESHES)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_torch_that_is_not_supported_is_one_line(
+    part: str,
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = torch_private.Use("torch.gone", "do things", lambda: False)
+    monkeypatch.setitem(torch_private.PARTS, part, (gone,))
+    monkeypatch.setattr(torch_private, "_works", set())
+    monkeypatch.setattr("spmd_moe.cli.bugs.BUGS", BUGS[:2])
+    code = main([*command, *options])
+    shown = capsys.readouterr()
+    assert code == 2 and not shown.out, shown
+    assert shown.err.startswith(f"spmd-moe {command[0]}: torch {torch.__version__} is not")
+    assert shown.err.count("\n") == 1 and "torch.gone (to do things)" in shown.err
+    assert DEFECT not in shown.err

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
-from placements.testing import RankFailure, run_ranks
+from placements.testing import RankFailure, lockstep, run_ranks
 
 
 def ranks_alive() -> int:
@@ -98,3 +99,47 @@ def test_an_exception_that_cannot_be_shown_is_the_ranks(
     assert told in failure.headline and told in failure.pending[1]
     assert "barrier" in failure.pending[0]
     assert run_ranks(2, dist.get_rank) == [0, 1]
+
+
+class HandsOver(lockstep.Lockstep):
+    """Rank 0 gives the baton to rank 1 as soon as somebody has looked who holds it."""
+
+    seen: ClassVar[list[int]] = []
+
+    @property
+    def _holder(self) -> int:
+        self.seen.append(min(len(self.seen), 1))
+        if len(self.seen) == 2:
+            self._done.release()
+        return self.seen[-1]
+
+    @_holder.setter
+    def _holder(self, number: int) -> None:
+        pass
+
+
+def test_only_the_rank_that_holds_the_baton_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[threading.Thread] = []
+    monkeypatch.setattr(lockstep, "_raise_in", lambda thread, error: told.append(thread))
+    pool = lockstep.Lockstep(2)
+    pool.__class__ = HandsOver
+    pool._interrupt()
+    assert len(HandsOver.seen) == 2 and told == []
+    pool.__class__, pool.usable = lockstep.Lockstep, True
+    pool.close()
+
+
+def test_a_rank_without_the_baton_hands_none_over() -> None:
+    pool = lockstep.Lockstep(3)
+    batons: list[list[bool]] = []
+
+    def task(number: int) -> None:
+        if number == 0:
+            pool._hand_over(1)  # as rank 1 would, interrupted after it handed over
+            batons.append([rank.baton.locked() for rank in pool._ranks])
+
+    pool.run(task)
+    assert batons == [[True, True, True]]
+    pool.close()
