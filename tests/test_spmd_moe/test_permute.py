@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch._subclasses import FakeTensorMode
 
 from placements import (
     Index,
@@ -83,6 +84,24 @@ def test_ids_out_of_range_are_refused(wrong: int, checked: bool) -> None:
         assert_type(ids_TK, {"tp": S(0, Padded(4))}, index=Index(4))
         with pytest.raises(ValueError, match=f"has the id {wrong}, .* from 0 to 3"):
             count_experts(ids_TK, 4)
+
+
+class Named(torch.Tensor):
+    """A subclass that computes as tensors do."""
+
+
+def test_ids_of_a_subclass_are_looked_at_too() -> None:
+    ids_TK = torch.tensor([[0, 1], [3, -1]])
+    parameter = torch.nn.Parameter(ids_TK, requires_grad=False)
+    for own in (ids_TK.as_subclass(Named), parameter):
+        with pytest.raises(ValueError, match="has the id -1"):
+            count_experts(own, 4)
+
+
+def test_ids_without_values_are_not_looked_at() -> None:
+    with FakeTensorMode() as mode:
+        ids_TK = mode.from_tensor(torch.tensor([[0, 1], [3, -1]]))
+        assert count_experts(ids_TK, 4).shape == (4,)
 
 
 def test_row_numbers_count_the_rows_of_their_tensor_only() -> None:
