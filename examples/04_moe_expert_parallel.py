@@ -43,10 +43,8 @@ def train(steps: int) -> tuple[list[float], list[str], torch.Tensor]:
                 assert_type(x, moe.input_types(SEQ_LEN))
                 loss = moe(x, seq_len=SEQ_LEN).square().sum()  # Partial: shares of one sum
                 loss.backward()
-            reduce_gradients(
-                moe, meshes=(dense, sparse)
-            )  # once, over the axes of the types
-            clip_grad_norm_(moe, 1.0, meshes=(dense, sparse))
+            reduce_gradients(moe, meshes=moe.meshes)  # once, over the axes of the types
+            clip_grad_norm_(moe, 1.0, meshes=moe.meshes)
             optimizer.step()
             losses.append(loss.item())
         sent = [

@@ -66,7 +66,8 @@ def name_of(tensor: Tensor) -> str | None:
                 return name
     owner = frame.f_locals.get("self")
     if isinstance(owner, torch.nn.Module):
-        for name, value in [*owner.named_parameters(), *owner.named_buffers()]:
+        registered = [*owner.named_parameters(), *owner.named_buffers()]
+        for name, value in [*registered, *vars(owner).items()]:
             if value is tensor:
                 return f"self.{name}"
     return None

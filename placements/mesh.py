@@ -39,8 +39,8 @@ def optional_axes(*axes: str) -> None:
             raise ValueError(f"optional_axes: {axis!r} must be a name such as 'cp'")
     if len(set(axes)) < 2:
         raise ValueError(
-            f"optional_axes{axes!r}: name the axis together with those that it is used with, "
-            "such as optional_axes('dp', 'cp', 'tp')"
+            f"optional_axes{axes!r}: name the axis together with those that it is used "
+            "with, such as optional_axes('dp', 'cp', 'tp')"
         )
     _families.add(frozenset(axes))
 

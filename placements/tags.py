@@ -34,6 +34,16 @@ def clear(tensor: Tensor) -> None:
         delattr(tensor, _TYPE)
 
 
+def forget_factory(tensor: Tensor) -> None:
+    """Clear the type that a factory gave, once code that nobody watches wrote the tensor.
+
+    A type that was declared stays: who wrote it answers for the values.
+    """
+    known = get(tensor)
+    if known is not None and known.fresh is not None:
+        clear(tensor)
+
+
 def is_overwritten(tensor: Tensor) -> bool:
     """Whether a factory's tensor was written through another name for its memory."""
     known = get(tensor)

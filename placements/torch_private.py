@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import call
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -249,7 +249,15 @@ class WatchesItsState(nn.Module):
     `.bfloat16()`, `.to(...)` and `to_empty` of a module, or of one around it, go through
     `_apply`, and `load_state_dict` goes through `_load_from_state_dict`. torch has no
     public name for either.
+
+    Inside `typecheck()` neither is checked op by op. Types are declared of the module and
+    survive it, and before the module was called its tensors have none yet.
     """
+
+    # Names of tensors that are converted with the module but are no buffers of it. What
+    # treats all buffers alike, as DDP does when it sends those of rank 0 to all ranks,
+    # does not see them.
+    unregistered: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,22 +273,19 @@ class WatchesItsState(nn.Module):
     def after_loading(self, state: dict[str, Any], prefix: str) -> None:
         """Called when they have been loaded."""
 
-    def replace_buffer(self, name: str, value: Tensor) -> None:
-        """Replace a buffer even inside `typecheck()`, which refuses it elsewhere."""
-        self._buffers[name] = value
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Types are declared of the module and survive it. Before the module was called its
-        # tensors have none yet, so there is nothing to check.
         with unseen():
+            for name in self.unregistered:
+                setattr(self, name, self.converted(getattr(self, name), fn))
             return super()._apply(partial(self.converted, convert=fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         self.before_loading(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.after_loading(state_dict, prefix)
+        with unseen():
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            self.after_loading(state_dict, prefix)
 
 
 def held_by(module: nn.Module, name: str) -> tuple[Tensor | None, Tensor | None]:

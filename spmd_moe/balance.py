@@ -3,24 +3,28 @@
 Counts are added up forward by forward as they are, Partial on the axes that split tokens.
 `update_expert_bias` sums them once per step, over exactly the axes that their type says.
 
+The counts are no registered buffer. They are this rank's own summand, and DDP sends the
+buffers of rank 0 to all ranks before each forward, which would overwrite them.
+
 Steps are small, and in bfloat16 a step of 1e-3 at 1.0 is lost. So the bias is float32 at
 least and the counts are int64, whatever a model is cast to and whatever is loaded.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from placements import On, Partial, Replicate, all_reduce, typed
+from placements import Mesh, On, Partial, Replicate, all_reduce, typed
 from placements.torch_private import in_backward
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import BiasE, CountsE
 from spmd_moe.initialise import Initialised, fill_
 from spmd_moe.layouts import Layout
+from spmd_moe.meshes import current_mesh_of, has_axis
 
-# Dtypes that a buffer may take; what would give it another moves it and does not cast it.
+# Dtypes that each may take; what would give it another moves it and does not cast it.
 _BIAS = (torch.float32, torch.float64)
 _COUNTS = (torch.int64,)
 
@@ -32,22 +36,25 @@ class LoadBalance(Initialised):
     expert_bias_E: Annotated[BiasE, On("{self.layout.expert_bias_E}")]
     counts_E: Annotated[CountsE, On("{self.layout.counts_E}")]
 
+    unregistered: ClassVar[tuple[str, ...]] = ("counts_E",)
+
     def __init__(
         self,
         config: MoEConfig,
         layout: Layout,
+        mesh: Mesh,
         *,
         device: "torch.device | str | None" = None,
     ) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.mesh = layout, mesh
         self.coeff = config.load_balance_coeff
         bias_E, counts_E = (
             torch.empty(config.num_experts, dtype=dtype, device=device)
             for dtype in (_BIAS[0], _COUNTS[0])
         )
         self.register_buffer("expert_bias_E", bias_E)
-        self.register_buffer("counts_E", counts_E, persistent=False)
+        self.counts_E = counts_E
         self.reset_own()
 
     def reset_own(self) -> None:
@@ -62,24 +69,31 @@ class LoadBalance(Initialised):
 
     def before_loading(self, state: dict[str, Any], prefix: str) -> None:
         """A bias that is assigned is widened."""
-        name = f"{prefix}expert_bias_E"
-        if name in state and state[name].dtype not in _BIAS:
-            state[name] = state[name].to(_BIAS[0])
+        super().before_loading(state, prefix)
+        bias_E = state.get(f"{prefix}expert_bias_E")
+        if isinstance(bias_E, Tensor) and bias_E.dtype not in _BIAS:
+            state[f"{prefix}expert_bias_E"] = bias_E.to(_BIAS[0])
 
     def after_loading(self, state: dict[str, Any], prefix: str) -> None:
-        """No tokens were counted since the loaded bias moved.
+        """The counts start again after every load, whatever was in it.
 
-        Counts are not saved, so after `to_empty` they would hold anything. They are written
-        in place, unless the bias was assigned on another device: then the counts may be on
-        the meta device still, where there is nothing to write.
+        They are not saved: after `to_empty`, or on the meta device still when the bias was
+        assigned, they would hold anything or nothing.
         """
-        if f"{prefix}expert_bias_E" not in state:
-            return
-        device = self.expert_bias_E.device
-        if self.counts_E.device != device:
-            made = torch.empty_like(self.counts_E, device=device)
-            self.replace_buffer("counts_E", made)
+        super().after_loading(state, prefix)
+        self._follow_the_bias()
         fill_(self.counts_E, 0)
+
+    def _follow_the_bias(self) -> None:
+        """Bring the counts to the device of the bias, which FSDP2 moves as a buffer."""
+        device, own_E = self.expert_bias_E.device, self.counts_E
+        if own_E.device == device:
+            return
+        with torch.inference_mode(False):  # no training forward could add to what it makes
+            nothing = own_E.is_meta
+            self.counts_E = (
+                torch.zeros_like(own_E, device=device) if nothing else own_E.to(device)
+            )
 
     @typed
     def bias_for(self, scores_TE: Tensor) -> BiasE:
@@ -90,6 +104,7 @@ class LoadBalance(Initialised):
     def record(self, counts_E: Annotated[CountsE, On("{self.layout.counts_E}")]) -> None:
         """Add up the counts of a training forward; a recomputation in backward is none."""
         if self.training and not in_backward():
+            self._follow_the_bias()
             self.counts_E.add_(counts_E)
 
     @typed
@@ -98,16 +113,18 @@ class LoadBalance(Initialised):
         """counts Partial -> Replicate, then one step of the bias; the counts start again.
 
         Communicates: one all-reduce on every axis on which the counts are Partial.
-        Raises TypeError if the bias was made narrower than float32.
+        Raises TypeError if the bias was made narrower than float32, ValueError if the
+        current mesh is not the dense one.
         """
         if self.expert_bias_E.dtype not in _BIAS:
             raise TypeError(
                 f"expert_bias_E is {self.expert_bias_E.dtype}, in which small steps are "
                 "lost: it must stay float32 or float64; cast the module, not the buffer"
             )
-        counts_E: Tensor = self.counts_E
+        self._follow_the_bias()
+        mesh, counts_E = current_mesh_of(self.mesh.sizes), self.counts_E
         for axis, t in self.layout.counts_E.items():
-            if isinstance(t, Partial):
+            if isinstance(t, Partial) and has_axis(mesh, axis):
                 counts_E = all_reduce(counts_E, axis, src=Partial(), dst=Replicate())
         self.expert_bias_E.add_(self.step(counts_E))
         self.counts_E.zero_()

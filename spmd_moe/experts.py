@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 from placements import Mesh, On, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import GDF, GFD, MD, CountsG
-from spmd_moe.grouped_mm import grouped_mm
+from spmd_moe.grouped_mm import ends_of, grouped_mm
 from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
 
@@ -51,7 +51,7 @@ class GroupedExperts(Initialised):
 
         Communicates nothing. Backward: every expert gets a gradient, zero without rows.
         """
-        ends_G = counts_G.cumsum(0, dtype=torch.int32)
+        ends_G = ends_of(counts_G)
         gate_MF = silu(grouped_mm(rows_MD, self.w1_GFD.mT, ends_G))
         hidden_MF = gate_MF * grouped_mm(rows_MD, self.w3_GFD.mT, ends_G)
         return grouped_mm(hidden_MF, self.w2_GDF.mT, ends_G)

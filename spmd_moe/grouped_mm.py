@@ -32,6 +32,7 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 
     Under autocast it is computed in autocast's dtype, as the matrix products of torch are.
     """
+    _check_integers("the ends of the groups", ends_G)
     if len(ends_G) != len(matrices_GKN):
         raise ValueError(f"{len(ends_G)} groups of rows, but {len(matrices_GKN)} matrices")
     rows_MK = rows_MK.to(autocast_dtype(rows_MK) or rows_MK.dtype)
@@ -42,6 +43,20 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
             "must have one dtype: cast the input or the module, or use torch.autocast"
         )
     return _grouped_mm(rows_MK, matrices_GKN, ends_G)
+
+
+def ends_of(counts_G: Tensor) -> Tensor:
+    """How many rows each group has -> last row + 1 of each, as `grouped_mm` takes them."""
+    _check_integers("the counts", counts_G)
+    return counts_G.cumsum(0, dtype=torch.int32)
+
+
+def _check_integers(what: str, x: Tensor) -> None:
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(
+            f"{what} are {x.dtype}, but they must be integers, such as torch.int64: they "
+            "say how many rows there are"
+        )
 
 
 def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
@@ -91,13 +106,20 @@ def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
 def _spans(ends_G: Tensor, rows: int) -> list[tuple[int, int]]:
     """First row and last row + 1 of each group; together they must be all rows."""
     ends = on_host(ends_G)
+    spans = list(zip([0, *ends], ends, strict=False))
+    for group, (start, end) in enumerate(spans):
+        if end < start:
+            raise ValueError(
+                f"group {group} has {end - start} rows, but no count may be below 0: the "
+                "counts must be those of the rows that were received"
+            )
     last = ends[-1] if ends else 0
     if last != rows:
         raise ValueError(
             f"the groups have {last} rows, but there are {rows}: the counts must be those "
             "of the rows that were received"
         )
-    return list(zip([0, *ends], ends, strict=False))
+    return spans
 
 
 def _is_narrow_on_cpu(x: Tensor) -> bool:

@@ -19,7 +19,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from placements import Mesh, Shard
+from placements import Mesh, Shard, assert_type, type_of
+from placements.declarations import declarations
+from placements.tags import forget_factory
 from placements.torch_private import WatchesItsState, unseen
 from placements.types import AxisType
 
@@ -70,6 +72,10 @@ class Initialised(WatchesItsState):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Register a parameter for every spec, not yet filled."""
+        if dtype is not None and not isinstance(dtype, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"dtype ({dtype!r}) must be a torch.dtype, such as torch.bfloat16, or None"
+            )
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(
                 f"dtype ({dtype}) must be a floating-point dtype, such as torch.bfloat16: "
@@ -86,6 +92,22 @@ class Initialised(WatchesItsState):
         for name, spec in self.specs.items():
             key = f"{self.drawn_as}.{name}"
             draw_(self.get_parameter(name), spec, key, self.seed)
+
+    def before_loading(self, state: dict[str, Any], prefix: str) -> None:
+        """Refuse a value that has another type than its name is declared with.
+
+        Most values have no type, because files hold none: whoever loads them answers for
+        what they are on the other ranks.
+        """
+        for name, types in declarations(self).items():
+            value = state.get(prefix + name)
+            known = type_of(value) if isinstance(value, Tensor) else None
+            if known is not None and known.fresh is None:
+                assert_type(cast(Tensor, value), types)
+
+    def after_loading(self, state: dict[str, Any], prefix: str) -> None:
+        for name in declarations(self):
+            forget_factory(getattr(self, name))
 
     def reset_parameters(self) -> None:
         """Give all state, here and in the modules below, the values of construction.
@@ -104,6 +126,7 @@ def fill_(tensor: Tensor, value: float) -> None:
     """Fill with one number, whatever the type says."""
     with torch.no_grad(), unseen():
         tensor.fill_(value)
+        forget_factory(tensor)
 
 
 def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
@@ -119,6 +142,7 @@ def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
                 spec.shape[1:], generator=generator, device="cpu", dtype=torch.float32
             )
             local[here].copy_(_cut(whole, held[1:]) * scale)
+        forget_factory(parameter)
 
 
 def _local_part(parameter: Tensor, held: list[range]) -> tuple[Tensor, list[range]]:

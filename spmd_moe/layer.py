@@ -5,12 +5,13 @@ type at one stage to its type at the next. Everything else stays where it is, bu
 rows that the dispatcher sends over ep.
 """
 
+import math
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from placements import Folded, On, Padded, Shard, redistribute, typed
+from placements import Folded, Mesh, On, Padded, Shard, current_mesh, redistribute, typed
 from placements.extents import Extent
 from placements.mesh import MeshLike, as_mesh
 from placements.types import AxisType
@@ -22,7 +23,7 @@ from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
 from spmd_moe.experts import GroupedExperts
 from spmd_moe.initialise import Initialised
 from spmd_moe.layouts import Types, configuration, layout
-from spmd_moe.meshes import dense_mesh, make_sparse_mesh
+from spmd_moe.meshes import ONE_DEVICE, dense_mesh, has_axis, make_sparse_mesh
 from spmd_moe.route import Router
 from spmd_moe.shared import SharedExperts
 
@@ -34,16 +35,20 @@ class MoE(Initialised):
     Make it and call it with the dense mesh current; one rank needs no mesh. `sparse_mesh`
     is the DeviceMesh of `parallel.sparse_mesh()`, to be shared by layers; without one each
     layer makes its own, which is collective. Equal seeds give equal global weights on every
-    mesh.
+    mesh, and to every layer of equal sizes: give each layer of a model its own.
 
     `dtype` is that of the parameters, whose values are those of float32, rounded; the
-    expert bias is float32 and the counts are int64 always. With `device="meta"` nothing is
-    drawn yet: after `to_empty(device=...)`, `reset_parameters()` gives all state the values
-    that construction gives. Under autocast the experts compute in autocast's dtype, which
-    the output has too, while experts are chosen and weighed in at least float32.
+    expert bias is float32 (float64 after `.double()`) and the counts are int64 always. With
+    `device="meta"` nothing is drawn yet: after `to_empty(device=...)`, `reset_parameters()`
+    gives all state the values that construction gives. Under autocast the experts compute
+    in autocast's dtype, which the output has too, while experts are chosen and weighed in
+    at least float32. As everywhere in torch, autocast leaves float64 alone.
 
     Parameters are Replicate on the axes where ranks add to their gradient, so nothing here
-    reduces gradients: after backward call `reduce_gradients(module)`, once.
+    reduces gradients: after backward call `reduce_gradients(module, meshes=moe.meshes)`,
+    once. `moe.meshes` are the meshes on which its parameters live: the dense one, and with
+    expert parallelism the sparse one. `clip_grad_norm_` and `global_state_dict` take them
+    too.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class MoE(Initialised):
         else:
             expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
             self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
+        # The meshes on which parameters live, for `reduce_gradients` and its like.
+        self.meshes: tuple[Mesh, ...] = (mesh,) if parallel.ep == 1 else (mesh, expert_mesh)
         made: Any = {"seed": seed, "device": device, "dtype": dtype}
         self.router = Router(config, self.layout, mesh, **made)
         self.experts = GroupedExperts(config, self.layout, expert_mesh, **made)
@@ -81,7 +88,7 @@ class MoE(Initialised):
     def forward(
         self, x: Annotated[X, On("{self.layout.input}")], *, seq_len: int
     ) -> Annotated[X, On("{self.layout.output}")]:
-        """(B, L, D) or (T, D) -> the same; Shard on tp under sequence parallelism, else I.
+        """(..., L, D) or (T, D) -> the same; Shard on tp with sequence parallelism, else I.
 
         `seq_len` is the length of the sequence over all cp and tp ranks (for (T, D), the
         number of tokens); any length will do, and ranks may be left without tokens.
@@ -121,6 +128,11 @@ class MoE(Initialised):
 
     def _token_rows(self, x: Tensor, seq_len: int) -> Extent:
         """How the tokens of `x`, flattened, are cut over tp."""
+        if x.dim() < 2:
+            raise ValueError(
+                f"x of shape {tuple(x.shape)} must have the dims (T, D) or (..., L, D): "
+                "one token is x.unsqueeze(0), with seq_len=1"
+            )
         _, over_tp = self._sequence(seq_len)
         place = {"tp": 0, **dense_mesh(self.parallel).coordinate}
         cut = self.parallel.sequence_parallel
@@ -130,7 +142,7 @@ class MoE(Initialised):
                 f"x of shape {tuple(x.shape)} must have {length} positions on this rank: "
                 f"seq_len ({seq_len}) is cut over {self.parallel}"
             )
-        batch = x.shape[0] if x.dim() == 3 else 1
+        batch = math.prod(x.shape[:-2])
         return Folded(batch, over_tp).over(self.parallel.tp)
 
 
@@ -139,6 +151,8 @@ def _move(
     x_TD: Annotated[TD, On("{src}")], src: Types, dst: Types, rows: Extent
 ) -> Annotated[OtherTD, On("{dst}")]:
     """From one row of the table to another, by the one collective on tp that does it."""
+    if not has_axis(current_mesh() or ONE_DEVICE, "tp"):
+        return x_TD
     return redistribute(x_TD, "tp", src=_cut(src, rows), dst=_cut(dst, rows))
 
 

@@ -6,7 +6,7 @@ axis. The gradient of a tensor has the dual type, so the table does not repeat i
 
 In every configuration the gradients of parameters are Partial on the axes where the
 parameter is Replicate. Nothing inside the layer reduces them: they are summed once, over
-exactly those axes, when the caller says `reduce_gradients(module)`.
+exactly those axes, when the caller says `reduce_gradients(module, meshes=moe.meshes)`.
 """
 
 from dataclasses import dataclass, fields

@@ -14,15 +14,28 @@ ONE_DEVICE = Mesh({})
 
 def dense_mesh(parallel: Parallel) -> Mesh:
     """The current mesh, which must be the dense one; no mesh will do for one rank."""
+    return current_mesh_of(parallel.dense_mesh())
+
+
+def current_mesh_of(wanted: Mapping[str, int]) -> Mesh:
+    """The current mesh; ValueError unless it has the axes of `wanted` that are split."""
     mesh = current_mesh() or ONE_DEVICE
-    wanted = parallel.dense_mesh()
     sizes = {axis: n for axis, n in mesh.sizes.items() if n > 1}
     if sizes != {axis: n for axis, n in wanted.items() if n > 1}:
         raise ValueError(
-            f"the current mesh ({mesh!r}) must have the sizes of the layer, {wanted}: "
-            "with set_current_mesh(mesh): ..."
+            f"the current mesh ({mesh!r}) must have the sizes of the layer, "
+            f"{dict(wanted)}: with set_current_mesh(mesh): ..."
         )
     return mesh
+
+
+def has_axis(mesh: Mesh, axis: str) -> bool:
+    """Whether there is anything to move over `axis`.
+
+    A mesh may leave out an axis of one rank. `mesh` is one that `current_mesh_of` gave, so
+    it leaves out no other.
+    """
+    return axis in mesh.sizes
 
 
 def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:

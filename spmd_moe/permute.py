@@ -56,8 +56,8 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     Looks where looking costs no wait, on a CPU. Elsewhere it is left to the kernels, which
     stop the program at an index out of range.
     """
-    is_plain = type(expert_ids_TK) is Tensor and expert_ids_TK.device.type == "cpu"
-    if not is_plain or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
+    has_values = expert_ids_TK.device.type == "cpu" and not _is_dispatched(expert_ids_TK)
+    if not has_values or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
         return
     with unseen():  # the result of this check is not used in the computation
         least, most = (int(end) for end in expert_ids_TK.aminmax())
@@ -67,6 +67,11 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
             f"expert_ids_TK has the id {wrong}, but ids must be from 0 to "
             f"{num_experts - 1}: there are {num_experts} experts"
         )
+
+
+def _is_dispatched(x: Tensor) -> bool:
+    """Whether a subclass computes by itself: its values may be elsewhere, or not be."""
+    return cast(Any, type(x)).__torch_dispatch__ is not cast(Any, Tensor).__torch_dispatch__
 
 
 @typed

@@ -32,7 +32,8 @@ def _token(
         chosen = [slot % config.num_experts for slot in slots]
     else:
         chosen = _choose(scores_E.detach() + bias_E, config)
-    total = scores_E[chosen].sum() if config.route_norm else 1.0
+    # As in the router, scores so small that they vanish do not divide by zero.
+    total = scores_E[chosen].sum() + 1e-20 if config.route_norm else 1.0
     y_D = torch.zeros_like(x_D, dtype=dtype)
     for expert in chosen:
         gate = scores_E[expert] / total * config.route_scale

@@ -3,7 +3,7 @@
 The gate weight is Replicate on every axis of the dense mesh, in storage and in use, so its
 gradient is Partial on all of them: with EP each tp rank has its own tokens, and without it
 each has its share of every token's gradient. No collective is hidden here; the caller's
-`reduce_gradients(module)` reads the type and sums once.
+`reduce_gradients` reads the type and sums once.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Router(Initialised):
         shape = (config.num_experts, config.dim)
         specs = {"w_gate_ED": Spec(shape, layout.w_gate_ED, mesh)}
         self.declare_specs(specs, seed, device=device, dtype=dtype)
-        self.balance = LoadBalance(config, layout, device=device)
+        self.balance = LoadBalance(config, layout, mesh, device=device)
         self.reset_own()
 
     def forward(self, x_TD: Annotated[TD, On("{self.layout.tokens}")]) -> Routing:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placements import assert_type, ledger, set_current_mesh, split, typecheck
+from placements import S, assert_type, ledger, set_current_mesh, split, typecheck
 from placements.testing import run_ranks
 from spmd_moe import MoE, Parallel, update_expert_bias
 from tests.support.moe import CONFIG, PARALLELS, Case, build, meshes, on_ranks
@@ -139,3 +139,45 @@ def test_every_parallel_declares_the_counts() -> None:
         assert types["dp"].letter == types["cp"].letter == "P"
         split = parallel.ep > 1 and parallel.etp == 1
         assert types["tp"].letter == ("P" if split else "R")
+
+
+class Model(nn.Module):
+    """A layer somewhere in a model."""
+
+    def __init__(self, moe: MoE) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.moe(x, seq_len=5)
+
+
+def counted(case: Case, ddp: bool) -> tuple[list[int], list[float]]:
+    with meshes(case.parallel) as (dense, sparse):
+        model: nn.Module = Model(build(case, sparse))
+        balance = model.moe.router.balance  # type: ignore[union-attr]
+        if ddp:
+            model = nn.parallel.DistributedDataParallel(model)
+        x = split(case.tensors()[0], {"dp": S(0)}, dense)[dist.get_rank()]
+        for step in range(3):
+            model(x + step).sum().backward()
+        counts = balance.counts_E.tolist()
+        update_expert_bias(model)
+        return counts, balance.expert_bias_E.tolist()
+
+
+def test_ddp_leaves_every_rank_its_own_counts() -> None:
+    """It sends the buffers of rank 0 to all ranks before each forward."""
+    case = Case(Parallel(dp=2), BALANCED)
+    mesh = case.parallel.dense_mesh()
+    plain, wrapped = (run_ranks(mesh, counted, case, ddp) for ddp in (False, True))
+    assert plain == wrapped
+    assert plain[0][0] != plain[1][0]
+
+
+@pytest.mark.parametrize("mesh", [None, {"dp": 4}, {"edp": 1, "ep": 2, "etp": 1}])
+def test_a_bias_is_not_updated_on_another_mesh(mesh: dict[str, int] | None) -> None:
+    with set_current_mesh({"dp": 2}):
+        moe = MoE(BALANCED, Parallel(dp=2))
+    with set_current_mesh(mesh), pytest.raises(ValueError, match="must have the sizes"):
+        update_expert_bias(moe)

@@ -1,5 +1,6 @@
 """The grouped matmul against the loop that defines it, values and gradients."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from placements import PlacementError, R, S, V, assert_type, set_current_mesh, typecheck
+from spmd_moe import MoE
 from spmd_moe.grouped_mm import grouped_mm, grouped_mm_by_loop
+from tests.support.moe import CONFIG
 
 
 def operands(counts: list[int], k: int, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -101,3 +104,21 @@ def test_groups_that_are_not_the_rows_are_refused(
     rows_MK, matrices_GKN = torch.ones(4, 8, dtype=dtype), torch.ones(2, 8, 8, dtype=dtype)
     with pytest.raises(ValueError, match="but there are 4"):
         grouped_mm(rows_MK, matrices_GKN, torch.tensor(ends, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("counts", [[5, -2, 0, 0], [-1, 4, 0, 0], [0, 0, 4, -1]])
+def test_counts_below_zero_are_refused(dtype: torch.dtype, counts: list[int]) -> None:
+    experts = MoE(replace(CONFIG, hidden_dim=8), dtype=dtype).experts
+    with pytest.raises(ValueError, match=r"group \d has -\d rows, but no count"):
+        experts(torch.ones(3, 8, dtype=dtype), torch.tensor(counts))
+
+
+@pytest.mark.parametrize("counts", [[1.0, 1.0, 1.0, 0.0], [True, True, True, False]])
+def test_counts_that_are_no_integers_are_refused(counts: list[Any]) -> None:
+    experts = MoE(CONFIG).experts
+    with pytest.raises(TypeError, match=r"the counts are torch.* must be integers"):
+        experts(torch.ones(3, 8), torch.tensor(counts))
+    ends = torch.tensor([1.0, 2.0, 3.0, 3.0])
+    with pytest.raises(TypeError, match=r"the ends of the groups are torch\.float32"):
+        grouped_mm(torch.ones(3, 8), experts.w1_GFD.mT, ends)

@@ -23,6 +23,7 @@ from placements import assert_type, set_current_mesh, type_of, typecheck
 from placements.testing import device_mesh, run_ranks
 from placements.torch_private import unseen
 from spmd_moe import MoE, MoEConfig, Parallel
+from spmd_moe.balance import LoadBalance
 from spmd_moe.training.language_model import LanguageModel
 from spmd_moe.training.recipe import Recipe
 from tests.support.moe import CONFIG, meshes
@@ -31,19 +32,25 @@ from tests.test_spmd_moe.test_layouts import BY_NAME
 BALANCED = replace(CONFIG, load_balance_coeff=1e-3)
 
 
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter, every buffer and the counts, which are no buffer."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for path, m in module.named_modules():
+        if isinstance(m, LoadBalance):
+            found[f"{path}.counts_E".lstrip(".")] = m.counts_E
+    return found
+
+
 def state(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and every buffer, those that are not saved included."""
+    """All of its values."""
     with unseen():
-        return {
-            name: tensor.detach().clone()
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-        }
+        return {name: tensor.detach().clone() for name, tensor in held(module).items()}
 
 
 def spoil(module: nn.Module) -> None:
     """What `to_empty` may find in memory."""
     with torch.no_grad(), unseen():
-        for tensor in [*module.parameters(), *module.buffers()]:
+        for tensor in held(module).values():
             tensor.fill_(77)
 
 
@@ -126,7 +133,8 @@ def test_every_module_with_state_can_be_reset_by_itself(path: str) -> None:
 
 def test_training_is_forgotten() -> None:
     moe, made = MoE(BALANCED, seed=4), MoE(BALANCED, seed=4)
-    made_bias, made_counts = (t.clone() for t in made.router.balance.buffers())
+    made_balance = state(made.router.balance)
+    made_bias, made_counts = (made_balance[name] for name in ("expert_bias_E", "counts_E"))
     moe(torch.randn(6, 8), seq_len=6).sum().backward()
     moe.router.balance.update()
     moe(torch.randn(6, 8), seq_len=6)
@@ -187,6 +195,11 @@ def test_a_dtype_rounds_the_weights_of_float32(dtype: torch.dtype) -> None:
 def test_a_dtype_that_is_none_of_numbers_with_fractions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dtype \(torch.int64\) must be"):
         MoE(CONFIG, dtype=torch.int64)
+
+
+def test_a_dtype_by_its_name_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"dtype \('bfloat16'\) must be a torch\.dtype"):
+        MoE(CONFIG, dtype=cast(Any, "bfloat16"))
 
 
 def test_construction_and_reset_leave_the_random_state_alone() -> None:

@@ -1,6 +1,7 @@
 """The layer against the one-device reference: values, d_x, every gradient, on ranks."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -9,9 +10,24 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, example, given, settings
 
-from placements import Mesh, assert_type, set_current_mesh, split, typecheck
-from placements.testing import run_ranks
-from spmd_moe import AllToAllDispatcher, MoE, MoEConfig, Parallel
+from placements import (
+    Mesh,
+    assert_type,
+    gradient_axes,
+    reduce_gradients,
+    set_current_mesh,
+    split,
+    typecheck,
+)
+from placements.testing import device_mesh, run_ranks
+from spmd_moe import (
+    AllToAllDispatcher,
+    MoE,
+    MoEConfig,
+    Parallel,
+    reference_moe,
+    update_expert_bias,
+)
 from spmd_moe.layouts import configuration
 from tests.support.moe import (
     CONFIG,
@@ -211,3 +227,114 @@ def test_wrong_lengths_and_meshes_are_refused(
 def test_seq_len_is_required() -> None:
     with pytest.raises(TypeError, match="seq_len"):
         MoE(CONFIG)(torch.randn(2, 3, 8))
+
+
+ABSENT = [
+    (Parallel(dp=2), {"dp": 2}),
+    (Parallel(tp=2), {"tp": 2}),
+    (Parallel(tp=2, sequence_parallel=True), {"tp": 2}),
+    (Parallel(dp=2, ep=2), {"dp": 2}),
+    (Parallel(cp=2, ep=2), {"cp": 2}),
+    (Parallel(dp=2, tp=2, ep=2, sequence_parallel=True), {"dp": 2, "tp": 2}),
+]
+
+
+def on_a_mesh_of(case: Case, sizes: dict[str, int]) -> list[torch.Tensor]:
+    """A step on a dense mesh with these axes only; output, gradients and bias."""
+    dense = device_mesh(sizes)
+    with set_current_mesh(dense):
+        moe = build(case)
+        types = {a: t for a, t in moe.input_types(case.seq_len).items() if a in sizes}
+        x, weights = (split(t, types, dense)[dist.get_rank()] for t in case.tensors())
+        with typecheck() if case.checked else nullcontext():
+            assert_type(x.requires_grad_(), moe.input_types(case.seq_len))
+            assert_type(weights, types)
+            y = moe(x, seq_len=case.seq_len)
+            (y * weights).sum().backward()
+        reduce_gradients(moe, meshes=moe.meshes)
+        with typecheck() if case.checked else nullcontext():
+            update_expert_bias(moe)
+        assert x.grad is not None
+        gradients = [p.grad for p in moe.parameters() if p.grad is not None]
+        return [y.detach(), x.grad, *gradients, moe.router.balance.expert_bias_E]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(("parallel", "sizes"), ABSENT, ids=str)
+def test_axes_of_one_rank_may_be_absent(
+    parallel: Parallel, sizes: dict[str, int], checked: bool
+) -> None:
+    config = replace(CONFIG, load_balance_coeff=1e-3)
+    case = Case(parallel, config, checked=checked)
+    whole = parallel.dense_mesh()
+    expected = run_ranks(whole, on_a_mesh_of, case, whole)
+    for found, wanted in zip(
+        run_ranks(sizes, on_a_mesh_of, case, sizes), expected, strict=True
+    ):
+        for a, b in zip(found, wanted, strict=True):  # gradients are added in another order
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("mesh", [{"dp": 1}, {"tp": 1}, {"x": 1}])
+def test_one_device_may_have_any_axes_of_one_rank(
+    mesh: dict[str, int], checked: bool
+) -> None:
+    moe = build(Case(Parallel(), replace(CONFIG, load_balance_coeff=1e-3)))
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    expected = moe(x, seq_len=5)
+    with set_current_mesh(mesh), typecheck() if checked else nullcontext():
+        assert torch.equal(moe(x, seq_len=5), expected)
+        update_expert_bias(moe)
+
+
+def of_more_dims(case: Case) -> torch.Tensor:
+    """The case with its batch seen as two dims."""
+    with meshes(case.parallel) as (dense, sparse):
+        moe = build(case, sparse)
+        whole = case.tensors()[0].unflatten(0, (-1, 3))
+        x = split(whole, moe.layout.input, dense)[dist.get_rank()]
+        with typecheck() if case.checked else nullcontext():
+            assert_type(x, moe.input_types(case.seq_len))
+            y = moe(x, seq_len=case.seq_len)
+        assert y.shape == x.shape
+        return y.detach().flatten(0, 1)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("parallel", PARALLELS[1:], ids=named)
+def test_an_input_may_have_more_leading_dims(parallel: Parallel, checked: bool) -> None:
+    case = Case(parallel, batch=6, seq_len=5, checked=checked)
+    found = run_ranks(parallel.dense_mesh(), of_more_dims, case)
+    for y, step in zip(found, on_ranks(case), strict=True):
+        torch.testing.assert_close(y, step.y, rtol=1e-12, atol=1e-12)
+
+
+def test_an_input_of_one_dim_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"x of shape \(8,\) must have the dims \(T, D\)"):
+        MoE(CONFIG)(torch.randn(8), seq_len=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("logit", [-40.0, -200.0])
+def test_the_reference_normalises_vanishing_scores_as_the_layer_does(
+    dtype: torch.dtype, logit: float
+) -> None:
+    config = replace(CONFIG, route_norm=True, top_k=4)  # all: there is nothing to choose
+    moe = MoE(config, dtype=dtype)
+    with torch.no_grad():
+        moe.router.w_gate_ED.fill_(logit / 8)
+    x = torch.ones(1, 8, dtype=dtype)
+    y, expected = moe(x, seq_len=1), reference_moe(x, moe.state_dict(), config)
+    assert y.isfinite().all()
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=named)
+def test_a_layer_says_on_which_meshes_its_parameters_live(parallel: Parallel) -> None:
+    with set_current_mesh(parallel.dense_mesh()):
+        moe = MoE(CONFIG, parallel)
+    sparse = [parallel.sparse_mesh()] if parallel.ep > 1 else []
+    assert [mesh.sizes for mesh in moe.meshes] == [parallel.dense_mesh(), *sparse]
+    axes = gradient_axes(moe, meshes=moe.meshes)
+    assert axes.keys() == dict(moe.named_parameters()).keys()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from placements import (
     Index,
@@ -103,6 +104,24 @@ def test_ids_are_checked_once_in_a_forward(monkeypatch: pytest.MonkeyPatch) -> N
     ids_TK = torch.tensor([[0, 1], [3, 9]])
     with pytest.raises(ValueError, match="has the id 9"):
         route.Routing(torch.ones(2, 2), ids_TK, torch.zeros(4, dtype=torch.int64))
+
+
+class Named(torch.Tensor):
+    """A subclass that computes as tensors do."""
+
+
+def test_ids_of_a_subclass_are_looked_at_too() -> None:
+    ids_TK = torch.tensor([[0, 1], [3, -1]])
+    parameter = torch.nn.Parameter(ids_TK, requires_grad=False)
+    for own in (ids_TK.as_subclass(Named), parameter):
+        with pytest.raises(ValueError, match="has the id -1"):
+            count_experts(own, 4)
+
+
+def test_ids_without_values_are_not_looked_at() -> None:
+    with FakeTensorMode() as mode:
+        ids_TK = mode.from_tensor(torch.tensor([[0, 1], [3, -1]]))
+        assert count_experts(ids_TK, 4).shape == (4,)
 
 
 def test_row_numbers_count_the_rows_of_their_tensor_only() -> None:
