@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from placements import tags
 from placements.errors import mismatch
-from placements.gradients import gradient_type, partial_axes
+from placements.gradients import gradient_type, own_memory, partial_axes, refuse_frozen
 from placements.leaf_gradients import watch_noted
 from placements.mesh import Mesh
 from placements.parameters import (
@@ -56,10 +56,12 @@ def clip_grad_norm_(
     with unseen(), suspended(), torch.no_grad():
         known = meshes_or_current(call, meshes)
         held = trained_parameters(call, module, known)
+        refuse_frozen(call, module, known)
         spreads = [_spread(call, one) for one in held]
         by_spread: dict[_Spread, list[Tensor]] = {spread: [] for spread in spreads}
         for one, spread in zip(held, spreads, strict=True):
             if one.tensor.grad is not None:
+                own_memory(call, one)
                 watch_noted(one.tensor)
                 by_spread[spread].append(local_part(one.tensor.grad)[0])
         grads = [grad for some in by_spread.values() for grad in some]
@@ -80,7 +82,7 @@ def _zero_like(held: Sequence[Held]) -> Tensor:
     """Zero in the dtype in which norms add up; the same on every rank."""
     if not held:
         return torch.zeros(())
-    double = any(one.tensor.dtype == torch.float64 for one in held)
+    double = any(one.tensor.dtype in (torch.float64, torch.complex128) for one in held)
     dtype = torch.float64 if double else torch.float32
     return torch.zeros((), dtype=dtype, device=held[0].tensor.device)
 
@@ -99,8 +101,9 @@ def _spread(call: str, held: Held) -> _Spread:
                 call, f"the gradient of {held.name!r}", pending[0], "Replicate", "Partial",
                 rule="each rank holds one summand; the norm of the sum is not the sum of "
                 "norms",
-                advice="reduce_gradients(module) first; if it was summed by other means, "
-                "sum by typed collectives, which are known: p.grad = "
+                advice="if nothing has summed it, reduce_gradients(module) first; if "
+                "other means did, a second sum would count it once for every rank: sum by "
+                "typed collectives, which are known: p.grad = "
                 f"all_reduce(p.grad, {pending[0]!r}, src=P, dst=R)",
             )  # fmt: skip
     axes = [axis for axis in found.mesh.axes if split[axis].letter in "SV"]

@@ -5,8 +5,8 @@ there, the ranks hold summands. Sums, never averages: what a loss divides by is 
 the loss (`global_mean`), so that gradients do not depend on how ranks are split.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,24 @@ from placements.errors import PlacementError, mismatch
 from placements.infer import Refusal
 from placements.leaf_gradients import check_noted, in_trouble, misfit, watch
 from placements.ledger import active_ledger
-from placements.mesh import Mesh
 from placements.moves import Move
 from placements.parameters import (
     Held,
     Meshes,
+    frozen_parameters,
     line_of,
     local_part,
     meshes_or_current,
     trained_parameters,
 )
-from placements.precision import gradient_dtype, said_dtypes
+from placements.precision import Dtypes, gradient_dtype, said_dtypes
 from placements.presentations import presented
 from placements.reductions import Note, Step, note_of, put_note, reduced
 from placements.state import observer, suspended
 from placements.tensor_type import TensorType
 from placements.torch_private import unseen
 from placements.transitions import find
-from placements.types import P, R
+from placements.types import AxisType, P, R
 
 # Gradients that are reduced over the same axes travel together, so many bytes at a time.
 _BUCKET_BYTES = 2**25
@@ -59,17 +59,21 @@ def reduce_gradients(
     this function reduced before (a second sum would count it n times), and for one of
     which it is not known whether it was reduced.
     """
-    watcher = observer()
+    call, watcher = "reduce_gradients", observer()
     with unseen(), suspended(), torch.no_grad():
-        due = list(_due("reduce_gradients", module, meshes))
+        # All that can be refused is refused before the first sum, and what is summed is
+        # marked at once: whoever calls again after an error sums nothing twice.
+        due = list(_due(call, module, meshes, op_dtype))
+        refuse_frozen(call, module, meshes)
         for bucket in _buckets(due):
-            _reduce(bucket, op_dtype)
-        for held, axes in due:
-            if held.tensor.grad is not None:
-                _mark(held, axes)
+            _reduce(bucket)
+            for one in bucket:
+                grad = one.held.tensor.grad
+                if grad is None:
+                    continue
+                _mark(one, grad)
                 if watcher is not None:
-                    found = gradient_type(held)
-                    watcher.crossing("reduce_gradients", held.name, held.tensor.grad, found)
+                    watcher.crossing(call, one.held.name, grad, one.after)
 
 
 def gradient_axes(
@@ -89,7 +93,7 @@ def partial_axes(tensor_type: TensorType) -> tuple[str, ...]:
     return tuple(axis for axis in tensor_type.mesh.axes if tensor_type[axis].letter == "P")
 
 
-def gradient_type(held: Held, call: str = "the gradient") -> TensorType:
+def gradient_type(held: Held, call: str) -> TensorType:
     """The type of a parameter's gradient as it is now; the dual until it is reduced.
 
     Raises PlacementError if it was reduced by other means and is not what it should be,
@@ -97,31 +101,27 @@ def gradient_type(held: Held, call: str = "the gradient") -> TensorType:
     """
     grad = held.tensor.grad
     assert grad is not None
-    wanted, name = held.type.dual(), f"the gradient of {held.name!r}"
-    note = note_of(grad)
+    wanted, note = held.type.dual(), note_of(grad)
     if note is not None and note.trouble:
         raise in_trouble(call, held.name, note)
+    handled = local_part(grad)[1]
+    pending = [axis for axis, t in handled.items() if t == P]
+    if pending:
+        raise _partial_dtensor(call, held.name, pending[0])
+    # What a DTensor says of itself holds, whatever is known of the rest.
+    wanted = _with(wanted, handled)
     try:
-        found = _found(wanted, tags.get(grad), note)
+        found = _with(_found(wanted, tags.get(grad), note), handled)
     except Refusal as refusal:
         raise misfit(call, held.name, refusal) from None
     for axis, t in wanted.items():
         if found[axis] != t and (t.letter, found[axis].letter) not in _REDUCTIONS:
             raise mismatch(
-                call, name, axis, repr(t), repr(found[axis]),
+                call, f"the gradient of {held.name!r}", axis, repr(t), repr(found[axis]),
                 rule="the gradient of a parameter has the dual of its type, or is "
                 "Replicate where it was Partial and is reduced",
             )  # fmt: skip
     check_noted(call, held.name, wanted, found, note)
-    for axis, t in local_part(grad)[1].items():
-        if axis in found:
-            found = TensorType(
-                found.mesh,
-                tuple(
-                    t if a == axis else old
-                    for a, old in zip(found.mesh.axes, found.types, strict=True)
-                ),
-            )
     return found
 
 
@@ -137,25 +137,146 @@ def _found(wanted: TensorType, known: TensorType | None, note: Note | None) -> T
     return presented(known, wanted.mesh)
 
 
-Due = tuple[Held, tuple[str, ...]]
+def _with(known: TensorType, types: Mapping[str, AxisType]) -> TensorType:
+    """The same type, but for the axes that are given."""
+    if not any(axis in known for axis in types):
+        return known
+    found = tuple(types.get(axis, known[axis]) for axis in known.mesh.axes)
+    return TensorType(known.mesh, found, known.orders)
 
 
-def _due(call: str, module: nn.Module, meshes: Meshes) -> Iterator[Due]:
-    """Parameters whose gradients need a sum, with the axes; the same on every rank.
+def _partial_dtensor(call: str, name: str, axis: str) -> PlacementError:
+    return PlacementError(
+        f"{call}: the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
+        where=call,
+        name=name,
+        axis=axis,
+        expected="Replicate or Shard",
+        actual="Partial",
+        rule="a sum that DTensor has put off is DTensor's to do: its placements would "
+        "still say Partial after another",
+        advice="p.grad = p.grad.redistribute(placements=p.placements) before this call",
+    )
+
+
+def refuse_frozen(call: str, module: nn.Module, meshes: Meshes) -> None:
+    """Raise if a parameter that is not trained holds a gradient that is not reduced.
+
+    An optimizer would step by it, but ranks may differ in whether there is one, so it
+    cannot be reduced with the others.
+    """
+    for held in frozen_parameters(call, module, meshes_or_current(call, meshes)):
+        pending = partial_axes(gradient_type(held, call))
+        if pending:
+            raise mismatch(
+                call, f"the gradient of {held.name!r}, which is not trained", pending[0],
+                "Replicate", "Partial",
+                rule="an optimizer would step by this rank's summand of the gradient",
+                advice=f"drop it ({held.name}.grad = None), or freeze the parameter after "
+                "the step: requires_grad_(False)",
+            )  # fmt: skip
+
+
+class Due(NamedTuple):
+    """A gradient that needs a sum, as it was found before any was done."""
+
+    held: Held
+    axes: tuple[str, ...]
+    after: TensorType  # what the gradient is when it is summed
+    note: Note | None  # what others have done
+    dtype: torch.dtype  # in which all ranks send it, those without a gradient too
+    op_dtypes: tuple[torch.dtype, ...]  # in which it is summed over each axis
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What gradients have in common that travel together."""
+        where = self.held.type.mesh, self.held.tensor.device
+        return *where, self.axes, self.dtype, self.op_dtypes
+
+
+def _due(
+    call: str, module: nn.Module, meshes: Meshes, op_dtype: torch.dtype | None
+) -> Iterator[Due]:
+    """The gradients that need a sum; the same on every rank.
 
     What hooks or assignments have reduced is left as it is.
     """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
-        done: dict[str, object] = dict(local_part(held.tensor)[1])
-        axes = tuple(a for a in partial_axes(held.type.dual()) if a not in done)
+        handled = local_part(held.tensor)[1]
+        found, note = _with(held.type.dual(), handled), None
+        axes = partial_axes(found)
         grad = held.tensor.grad
         if grad is not None:
-            actual, note = gradient_type(held, call), note_of(grad)
+            found, note = gradient_type(held, call), note_of(grad)
             if axes and note is not None and note.by_us:
                 raise _reduced_already(call, held, axes[0])
-            axes = tuple(axis for axis in axes if actual[axis] == P)
+            axes = tuple(axis for axis in axes if found[axis] == P)
         if axes:
-            yield held, axes
+            dtype = _wire_dtype(call, held)
+            said = _op_dtypes(call, dtype, axes, op_dtype)
+            if grad is not None:
+                own_memory(call, held)
+            after = _with(found, dict.fromkeys(axes, R))
+            yield Due(held, axes, after, note, dtype, said)
+
+
+def _op_dtypes(
+    call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
+) -> tuple[torch.dtype, ...]:
+    """In which dtype to sum over each axis; where nothing is said, as wide as it came."""
+    found: list[torch.dtype] = []
+    widest = dtype
+    for axis in axes:
+        by_policy = gradient_dtype(axis) if dtype.is_floating_point else None
+        found.append(op_dtype or by_policy or widest)
+        said_dtypes(call, dtype, found[-1])
+        widest = torch.promote_types(widest, found[-1])
+    return tuple(found)
+
+
+def _wire_dtype(call: str, held: Held) -> torch.dtype:
+    """Known without a gradient too: other ranks may have one where this has none."""
+    parameter, grad = held.tensor, held.tensor.grad
+    if parameter.grad_dtype is not None:
+        return parameter.grad_dtype
+    # The gradient may be of any dtype; it is sent in one that all ranks know.
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    if grad is not None and torch.promote_types(grad.dtype, wide) != wide:
+        raise PlacementError(
+            f"{call}: the gradient of {held.name!r} is {grad.dtype}, which {wide} cannot "
+            "hold",
+            where=call,
+            name=held.name,
+            rule="grad_dtype is None, so ranks without a gradient cannot know its dtype",
+            advice=f"{held.name}.grad_dtype = {grad.dtype}",
+        )
+    return wide
+
+
+def own_memory(call: str, held: Held) -> None:
+    """Make sure that a gradient can be written: dense, each element in its own place."""
+    grad = held.tensor.grad
+    assert grad is not None
+    if grad.layout != torch.strided:
+        raise PlacementError(
+            f"{call}: the gradient of {held.name!r} has the layout {grad.layout}, expected "
+            "a dense tensor",
+            where=call,
+            name=held.name,
+            expected=str(torch.strided),
+            actual=str(grad.layout),
+            advice="make it dense: nn.Embedding(..., sparse=False), or p.grad = "
+            "p.grad.to_dense()",
+        )
+    local = local_part(grad)[0]
+    sizes = zip(local.shape, local.stride(), strict=True)
+    if local is grad and any(size > 1 and stride == 0 for size, stride in sizes):
+        known, note = tags.get(grad), note_of(grad)
+        held.tensor.grad = own = grad.clone(memory_format=torch.contiguous_format)
+        if known is not None:
+            tags.put(own, known)
+        if note is not None:
+            put_note(own, note)
 
 
 def _reduced_already(call: str, held: Held, axis: str) -> PlacementError:
@@ -175,16 +296,15 @@ def _reduced_already(call: str, held: Held, axis: str) -> PlacementError:
 
 def _buckets(due: Iterable[Due]) -> Iterator[list[Due]]:
     """Runs of gradients of one kind; the same on every rank."""
-    by_kind: dict[tuple[Mesh, tuple[str, ...], torch.dtype, torch.device], list[Due]] = {}
-    for held, axes in due:
-        kind = (held.type.mesh, axes, _dtype_of_gradient(held.tensor), held.tensor.device)
-        by_kind.setdefault(kind, []).append((held, axes))
+    by_kind: dict[tuple[Any, ...], list[Due]] = {}
+    for one in due:
+        by_kind.setdefault(one.kind, []).append(one)
     for run in by_kind.values():
         bucket: list[Due] = []
         size = 0
         for one in run:
             bucket.append(one)
-            size += one[0].tensor.numel() * one[0].tensor.element_size()
+            size += one.held.tensor.numel() * one.held.tensor.element_size()
             if size >= _BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
@@ -192,43 +312,41 @@ def _buckets(due: Iterable[Due]) -> Iterator[list[Due]]:
             yield bucket
 
 
-def _dtype_of_gradient(parameter: Tensor) -> torch.dtype:
-    """Known without a gradient too: other ranks may have one where this has none."""
-    return parameter.grad_dtype or parameter.dtype
-
-
-def _reduce(bucket: list[Due], op_dtype: torch.dtype | None) -> None:
+def _reduce(bucket: list[Due]) -> None:
     # After the gradients, one number for each: on how many ranks there was one. A
     # gradient that is None on every rank stays None.
-    like = [local_part(held.tensor)[0] for held, _ in bucket]
+    first = bucket[0]
+    like = [local_part(one.held.tensor)[0] for one in bucket]
     grads = [
-        None if held.tensor.grad is None else local_part(held.tensor.grad)[0]
-        for held, _ in bucket
+        None if one.held.tensor.grad is None else local_part(one.held.tensor.grad)[0]
+        for one in bucket
     ]
-    dtype = _dtype_of_gradient(bucket[0][0].tensor)
-    present = torch.tensor([float(grad is not None) for grad in grads], dtype=dtype)
+    present = torch.tensor([float(g is not None) for g in grads], dtype=first.dtype)
     flat = [
-        (torch.zeros_like(part, dtype=dtype) if grad is None else grad).reshape(-1)
+        (torch.zeros_like(part) if grad is None else grad).reshape(-1).to(first.dtype)
         for grad, part in zip(grads, like, strict=True)
     ]
     total = torch.cat([*flat, present.to(like[0].device)])
-    (held, axes), site = bucket[0], caller()
+    mesh, site = first.held.type.mesh, caller()
     assert _SUM is not None
-    for axis in axes:
-        line = line_of(held.type.mesh, axis)
-        by_policy = gradient_dtype(axis) if total.is_floating_point() else None
-        said = said_dtypes("reduce_gradients", dtype, op_dtype or by_policy)
-        total = Move(_SUM, line, dtypes=said, record=active_ledger(), site=site).run(total)
+    for axis, op in zip(first.axes, first.op_dtypes, strict=True):
+        # Between two sums nothing is rounded: the next axis has a dtype of its own.
+        said = Dtypes(op, torch.promote_types(op, total.dtype))
+        move = Move(
+            _SUM, line_of(mesh, axis), dtypes=said, record=active_ledger(), site=site
+        )
+        total = move.run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
     # Meta tensors have no values: there this rank answers for all.
-    counts = cast(list[float], cast(Any, present if total.is_meta else sums[-1]).tolist())
-    for (held, _), grad, part, value, count in zip(
-        bucket, grads, like, sums[:-1], counts, strict=True
+    counts = present if total.is_meta else sums[-1]
+    counted = cast(list[float], cast(Any, counts.abs()).tolist())
+    for one, grad, part, value, count in zip(
+        bucket, grads, like, sums[:-1], counted, strict=True
     ):
         if grad is not None:
             grad.copy_(value.view_as(grad))
         elif count > 0:
-            _give(held.tensor, value.view_as(part).to(dtype, copy=True))
+            _give(one.held.tensor, value.view_as(part).to(first.dtype, copy=True))
 
 
 def _give(parameter: Tensor, grad: Tensor) -> None:
@@ -240,16 +358,10 @@ def _give(parameter: Tensor, grad: Tensor) -> None:
     parameter.grad = grad
 
 
-def _mark(held: Held, axes: tuple[str, ...]) -> None:
+def _mark(one: Due, grad: Tensor) -> None:
     """Note on the gradient that it is reduced; from now on watch for what is added."""
-    grad = held.tensor.grad
-    assert grad is not None
-    before, mesh = gradient_type(held), held.type.mesh
-    types = tuple(
-        R if axis in axes else t for axis, t in zip(mesh.axes, before.types, strict=True)
-    )
-    steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in axes)
-    earlier = note_of(grad) or Note()
+    mesh, earlier = one.held.type.mesh, one.note or Note()
+    steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in one.axes)
     put_note(grad, Note((*earlier.steps * (not earlier.is_input), *steps), by_us=True))
-    tags.put(grad, TensorType(mesh, types, held.type.orders))
-    watch(held.tensor)
+    tags.put(grad, one.after)
+    watch(one.held.tensor)

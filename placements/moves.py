@@ -55,6 +55,7 @@ class Move:
         )
 
     def run(self, x: Tensor) -> Tensor:
+        """What the move makes of `x`; `x` itself where it moves nothing."""
         op_dtype, out_dtype = self.dtypes.chosen(x.dtype, sums=self.row.sums)
         x = x.to(op_dtype)
         if self.line.size == 1:
@@ -86,19 +87,19 @@ class Move:
 
 def _on_one_rank(move: Move, x: Tensor) -> Tensor:
     """Whatever the action, nothing moves: the value itself; a dim comes or goes."""
-    if move.row.dims_added == 1:
-        x = x.unsqueeze(move.new_dim)
-    elif move.row.dims_added == -1:
+    if move.row.dims_added == 1:  # not unsqueeze: its backward gives a view
+        return x.repeat(*[1] * (x.dim() + 1)).movedim(0, move.new_dim)
+    if move.row.dims_added == -1:
         x = x.select(move.new_dim, 0)
-    return x.view_as(x) if move.row.is_cast else x.clone()
+    return x if move.row.is_cast else x.clone()
 
 
 def _same(move: Move, x: Tensor) -> Tensor:
-    return x.view_as(x)
+    return x
 
 
 def _first_only(move: Move, x: Tensor) -> Tensor:
-    return x.view_as(x) if move.line.rank == 0 else torch.zeros_like(x)
+    return x if move.line.rank == 0 else torch.zeros_like(x)
 
 
 def _sum(move: Move, x: Tensor) -> Tensor:
@@ -178,11 +179,18 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: FunctionCtx, x: Tensor, move: Move) -> Tensor:
         ctx.move = move  # pyright: ignore[reportAttributeAccessIssue]
         ctx.dtype = x.dtype  # pyright: ignore[reportAttributeAccessIssue]
-        return move.run(x)
+        result = move.run(x)
+        return x.view_as(x) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _apply(grads[0], ctx.move.dual(ctx.dtype)), None
+        dual = ctx.move.dual(ctx.dtype)
+        if torch.is_grad_enabled():  # this backward is itself differentiated
+            return _apply(grads[0], dual), None
+        # Where nothing moves this is the tensor that came in, not a view of it. A leaf
+        # takes over a gradient that nobody else has, so the gradients of two leaves
+        # would be one memory if each were given a view.
+        return dual.run(grads[0]), None
 
 
 _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
@@ -191,7 +199,9 @@ _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore
 def apply(move: Move, x: Tensor) -> Tensor:
     """Run the move, with its dual as backward."""
     if move.line.size == 1 and move.dtypes == NOTHING_SAID:
-        return move.run(x)  # torch's own backward of it is the dual
+        # Torch's own backward of these is the dual, and gives no views of a gradient.
+        result = move.run(x)
+        return torch.ops.aten.alias(x) if result is x else result
     if move.record is not None:
         move = replace(move, site=caller())
     return _apply(x, move)

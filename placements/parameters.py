@@ -4,7 +4,7 @@ Gradient reduction, clipping and checkpoints read types here and nowhere else. T
 from declarations, which belong to modules, so all of it works with checking off.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -74,9 +74,22 @@ def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> 
 
     Which ones does not depend on where a gradient is None: ranks may differ in that.
     """
+    return _parameters(call, module, meshes, lambda p: p.requires_grad)
+
+
+def frozen_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
+    """Every parameter that requires no gradient but has one, with its type."""
+    return _parameters(
+        call, module, meshes, lambda p: not p.requires_grad and p.grad is not None
+    )
+
+
+def _parameters(
+    call: str, module: nn.Module, meshes: Sequence[Mesh], which: Callable[[Tensor], bool]
+) -> list[Held]:
     found: dict[int, Held] = {}
     for name, tensor, said in _named(module):
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+        if isinstance(tensor, nn.Parameter) and which(tensor):
             _add(found, call, name, tensor, said, meshes)
     return _typed(found, call, meshes)
 

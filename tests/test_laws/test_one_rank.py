@@ -191,3 +191,39 @@ def test_a_mesh_of_sizes_still_gives_shapes_alone() -> None:
     with set_current_mesh(Mesh({"tp": 2})), typecheck():
         y = called(row, assert_type(torch.ones(3), {"tp": BY_LETTER["V"]}), "tp")
     assert y.shape == (2, 3)
+
+
+def two_leaves(row: Transition, checked: bool) -> tuple[list[Any], list[Any]]:
+    """Gradients of two leaves that take the same way, and of one alone; two passes."""
+
+    def backward(*leaves: Tensor) -> None:
+        with typecheck() if checked else nullcontext():
+            src = types_of(row)[0]
+            ys = [called(row, assert_type(x, {"tp": src}), "tp") for x in leaves]
+            y = ys[0] if len(ys) == 1 else ys[0] + ys[1]
+        weights = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)
+        (y * weights).sum().backward()
+
+    mesh = device_mesh()
+    with set_current_mesh(mesh):
+        a, b, alone = (
+            torch.ones(mesh.size(), 2, dtype=torch.float64, requires_grad=True)
+            for _ in range(3)
+        )
+        for _ in range(2):
+            backward(a, b)
+            backward(alone)
+        assert a.grad is not None and b.grad is not None and alone.grad is not None
+        found = [a.grad.tolist(), b.grad.tolist()]
+        assert not share(a.grad, b.grad)
+        return found, [alone.grad.tolist()] * 2
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("row", TRANSITIONS, ids=name_of)
+def test_gradients_of_two_leaves_are_two_memories(
+    row: Transition, ranks: int, checked: bool
+) -> None:
+    for found, wanted in run_ranks({"tp": ranks}, two_leaves, row, checked):
+        assert found == wanted

@@ -209,3 +209,12 @@ def test_bad_norms_are_refused() -> None:
     with pytest.raises(RuntimeError, match="must be finite"):
         clip_grad_norm_(one, 1.0, error_if_nonfinite=True)
     assert clip_grad_norm_(nn.Module(), 1.0).item() == 0
+
+
+def test_the_norm_of_complex128_is_float64() -> None:
+    module = nn.Module()
+    module.w = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
+    module.w.grad = torch.tensor([3.0 + 2**-40, 4.0j], dtype=torch.complex128)
+    norm = clip_grad_norm_(module, 1e9)
+    assert norm.dtype == torch.float64
+    assert norm == torch.linalg.vector_norm(module.w.grad)

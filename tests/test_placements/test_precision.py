@@ -271,6 +271,7 @@ REDUCTIONS: dict[str, tuple[Any, ...]] = {
     "as the policy says": (F32, None, BF16, BF16, 258.0, "float32 float32"),
     "of one axis; it stays wide": ({"dp": F32}, None, BF16, BF16, 258.0, "float32 float32"),
     "of the last axis": ({"tp": F32}, None, BF16, BF16, 258.0, "bfloat16 float32"),
+    "narrow on one axis": ({"dp": BF16}, None, F32, F32, 258.0, "bfloat16 float32"),
     "the call comes first": (F64, F32, BF16, BF16, 258.0, "float32 float32"),
     "narrow, as is said": (BF16, None, F32, F32, 256.0, "bfloat16 bfloat16"),
     "float32 of bfloat16 weights": (None, None, BF16, F32, 258.0, "float32 float32"),

@@ -408,6 +408,45 @@ def test_axes_that_are_left_are_summed(checked: bool) -> None:
     assert ranks == [[1111, 1111]] * 4
 
 
+def assigned(m: Scale, axes: tuple[str, ...]) -> None:
+    for axis in axes:
+        assert m.w.grad is not None
+        m.w.grad = all_reduce(m.w.grad, axis, src=P, dst=R)
+
+
+def looked_at(m: Scale, axes: tuple[str, ...]) -> None:
+    assert m.w.grad is not None
+    for axis in axes:
+        all_reduce(m.w.grad, axis, src=P, dst=R)
+
+
+def then_reduced(do: Any, axes: tuple[str, ...], checked: bool) -> Any:
+    scale = Scale({"dp": R, "tp": R})
+    with set_current_mesh(device_mesh()), typecheck() if checked else nullcontext():
+        backward(scale, {"dp": S(0), "tp": S(0)})
+        do(scale, axes)
+        reduce_gradients(scale)
+        assert scale.w.grad is not None
+        if checked:
+            assert type_of(scale.w.grad) == {"dp": R, "tp": R}
+        found = scale.w.grad.tolist()
+        if do is looked_at or len(axes) < 2:
+            with pytest.raises(PlacementError, match="was reduced already"):
+                reduce_gradients(scale)
+        clip_grad_norm_(scale, 1e9)
+        return found
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("axes", [("dp",), ("tp",), ("dp", "tp")])
+@pytest.mark.parametrize("do", [assigned, looked_at])
+def test_what_is_left_is_reduced_once(
+    do: Any, axes: tuple[str, ...], checked: bool
+) -> None:
+    ranks = run_ranks({"dp": 2, "tp": 2}, then_reduced, do, axes, checked)
+    assert ranks == [[1111, 1111]] * 4
+
+
 def on_another_mesh(
     sparse_sizes: dict[str, int], axes: tuple[str, ...], checked: bool, how: str
 ) -> Any:
