@@ -2,13 +2,12 @@
 
 Names and arguments are those of `spmd_types`. What each does, forward and backward, is
 the table in `transitions.py`. Over an axis of one rank nothing is sent, and the result is
-that of one device: memory of its own, or of a cast another name.
+that of one device: a collective returns memory of its own, a cast a view of its input.
 
-All take dtypes (`precision.py`). `op_dtype` is what the call works in and sends, and
-`out_dtype` what it gives (`op_dtype`, if that alone is said). They are of the forward:
-the gradient is neither summed nor rounded in a narrower dtype than it has or its input
-has, unless `backward_options={"op_dtype": ..., "out_dtype": ...}` or `set_gradient_dtype`
-says so.
+All take dtypes (`precision.py`). The call computes and sends in `op_dtype`, and its result
+has `out_dtype`, or `op_dtype` if only that is given. Both are about the forward: the
+gradient is not summed in a narrower dtype than it arrives with or leaves with, unless
+`backward_options={"op_dtype": ..., "out_dtype": ...}` or `set_gradient_dtype` says so.
 """
 
 from collections.abc import Sequence

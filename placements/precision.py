@@ -1,9 +1,10 @@
 """In which dtype a transition works and what it gives, forward and backward apart.
 
-Where nothing is said, a sum works in the wider of the dtypes that it takes and gives, so
-it rounds no more than its result has to; values that only move travel in the narrower
-one, which changes nothing. A gradient takes the dtype of its output and gives that of its
-input, so what the forward says (`op_dtype`) does not narrow it.
+If a call names no dtype, a sum is computed in the wider one of its input's and its result's
+dtypes, so that it is rounded no more than the result has to be. Values that only move
+travel in the narrower of the two, which loses nothing. A gradient arrives with the dtype of
+the result and leaves with that of the input, so the `op_dtype` of the forward does not
+narrow it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from placements.scopes import HeldAtOnce, Scoped
 
 
 class BackwardOptions(TypedDict, total=False):
-    """What a call says of its backward; `backward_options` inside: of that one's."""
+    """The dtypes of a call's backward; its own `backward_options` are for the next one."""
 
     op_dtype: torch.dtype | None
     out_dtype: torch.dtype | None
@@ -26,7 +27,7 @@ class BackwardOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Dtypes:
-    """What a call says: `op` to work in, `out` to give; None where it says nothing."""
+    """`op` is the dtype to compute and send in, `out` that of the result; None: unsaid."""
 
     op: torch.dtype | None = None
     out: torch.dtype | None = None
@@ -93,10 +94,11 @@ _policy: Scoped[_Policy] = Scoped("placements_gradient_dtype", {})
 class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb it is
     """Sum gradients over ranks in `dtype`: at once, and until the `with` block ends.
 
-    One dtype is for every axis, `{"dp": torch.float32}` for the axes that it names; inside
-    a block, a mapping adds to what holds outside. None: each gradient in its own dtype,
-    which is the default. It holds for the sums that backward makes of calls in the block,
-    unless the call has `backward_options`, and for those of `reduce_gradients`.
+    A dtype is for every axis. A mapping such as `{"dp": torch.float32}` is for the axes
+    that it names, and the other axes keep what was set outside the block. With None, which
+    is the default, each gradient is summed in its own dtype. The setting holds for the
+    backward of calls that are made in the block, unless a call has `backward_options`, and
+    for `reduce_gradients`.
     """
 
     def __init__(self, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> None:
