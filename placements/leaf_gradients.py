@@ -161,6 +161,9 @@ class Watch:
         self._was_read = grad is not None and was_read(grad)
         if grad is None or _was_zeroed(grad):
             self._before = False, None
+            old = None if self._marked is None else self._marked()
+            if old is not None and was_written(old):
+                forget(old)  # a buffer of the user's, zeroed for this step
         else:
             self._before = True, note
 
@@ -202,9 +205,6 @@ class Watch:
             self._starts_anew(leaf, grad, coming)
 
     def _starts_anew(self, leaf: Tensor, grad: Tensor, coming: Note | None) -> None:
-        old = None if self._marked is None else self._marked()
-        if old is not None and was_written(old):
-            forget(old)  # a buffer of the user's, zeroed for this step
         forget(grad)
         if coming is not None:
             put_note(grad, coming)
