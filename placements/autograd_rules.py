@@ -14,7 +14,7 @@ from placements.callsite import caller, name_of
 from placements.describe import described, type_or_error
 from placements.errors import Fix, PlacementError, mismatch
 from placements.infer import Refusal
-from placements.leaf_gradients import check_noted, misfit, watch
+from placements.leaf_gradients import check_noted, hooked_type, misfit, settle, watch
 from placements.presentations import presented
 from placements.reductions import note_of, put_note, reduced
 from placements.state import observer, suspended
@@ -129,11 +129,14 @@ def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     inputs = _tensors(args[1] if len(args) > 1 else kwargs["inputs"])
     seeds = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
     _check_start("autograd.grad", outputs, seeds)
+    for x in inputs:
+        settle(x)
     with suspended(in_backward=True):
         grads = func(*args, **kwargs)
     for x, grad in zip(inputs, grads, strict=True):
         if grad is not None:
-            tags.put(grad, type_or_error(x, "autograd.grad").dual())
+            known = type_or_error(x, "autograd.grad").dual()
+            tags.put(grad, hooked_type("autograd.grad", x, known, grad))
     return grads
 
 
@@ -174,7 +177,7 @@ def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     check_noted(where, name, wanted, shown, note := note_of(grad))
     result = func(*args, **kwargs)
     if note is not None:
-        put_note(grad, note.watched())
+        put_note(grad, note)
         watch(x)
     return result
 

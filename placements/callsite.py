@@ -47,6 +47,16 @@ def in_hook_of_user() -> bool:
     return False
 
 
+def locals_in_hook() -> list[object]:
+    """The values of all locals of the user's frames between here and backward."""
+    frame, found = inspect.currentframe(), list[object]()
+    while frame is not None and not frame.f_code.co_filename.endswith(_ENGINE):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            found.extend(frame.f_locals.values())
+        frame = frame.f_back
+    return found
+
+
 def caller() -> str:
     """file:line of the user's call."""
     frame = user_frame()

@@ -15,7 +15,14 @@ from placements import tags
 from placements.callsite import caller
 from placements.errors import PlacementError, mismatch
 from placements.infer import Refusal
-from placements.leaf_gradients import check_noted, in_trouble, misfit, watch
+from placements.leaf_gradients import (
+    check_noted,
+    in_trouble,
+    misfit,
+    settle,
+    watch,
+    watch_noted,
+)
 from placements.ledger import active_ledger
 from placements.moves import Move
 from placements.parameters import (
@@ -101,6 +108,7 @@ def gradient_type(held: Held, call: str) -> TensorType:
     """
     grad = held.tensor.grad
     assert grad is not None
+    settle(held.tensor)
     wanted, note = held.type.dual(), note_of(grad)
     if note is not None and note.trouble:
         raise in_trouble(call, held.name, note)
@@ -211,6 +219,7 @@ def _due(
             if axes and note is not None and note.by_us:
                 raise _reduced_already(call, held, axes[0])
             axes = tuple(axis for axis in axes if found[axis] == P)
+            watch_noted(held.tensor)
         if axes:
             dtype = _wire_dtype(call, held)
             said = _op_dtypes(call, dtype, axes, op_dtype)
@@ -362,6 +371,6 @@ def _mark(one: Due, grad: Tensor) -> None:
     """Note on the gradient that it is reduced; from now on watch for what is added."""
     mesh, earlier = one.held.type.mesh, one.note or Note()
     steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in one.axes)
-    put_note(grad, Note((*earlier.steps * (not earlier.is_input), *steps), by_us=True))
+    put_note(grad, Note((*earlier.steps, *steps), by_us=True))
     tags.put(grad, one.after)
-    watch(one.held.tensor)
+    watch(one.held.tensor).mark(grad)

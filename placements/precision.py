@@ -39,6 +39,8 @@ class Dtypes:
         if self.op is not None:
             return self.op, out
         if sums:
+            if out.is_floating_point and not (given.is_floating_point or given.is_complex):
+                return torch.int64, out  # exact, where a float would round or overflow
             return torch.promote_types(given, out), out
         return min(given, out, key=lambda dtype: dtype.itemsize), out
 

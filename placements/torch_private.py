@@ -107,6 +107,17 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def memory_of(tensor: Tensor) -> Any:
+    """The memory of a tensor, one object for all its views, which keeps attributes.
+
+    None of a tensor that has none of its own: inside `vmap`.
+    """
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
+
+
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """A number that is the same for all names of one memory."""
     return storage._cdata
@@ -385,6 +396,12 @@ def _saves_attributes() -> bool:
     return b"kept" in saved and b"_placements_probe" not in saved
 
 
+def _memory_keeps_attributes() -> bool:
+    x = torch.zeros(2)
+    memory_of(x).placements_probe = True
+    return memory_of(x.detach()[:1]).placements_probe
+
+
 CHECKING: tuple[Use, ...] = (
     _is_there("torch._C.DisableTorchFunction", "call torch without being checked"),
     Use("torch._C._push_on_torch_function_stack", "begin checking", _a_mode_can_be_pushed),
@@ -397,6 +414,8 @@ CHECKING: tuple[Use, ...] = (
     Use("torch._ops.OpOverload", "name an operator",
         lambda: op_name(torch.ops.aten.mm.default) == "aten::mm"),
     Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),
+    Use("torch.UntypedStorage, one object for each memory", "note what was summed",
+        _memory_keeps_attributes),
     Use("torch._C._current_graph_task_id", "tell backward from forward",
         lambda: not in_backward()),
     Use("torch._C._current_autograd_node, AccumulateGrad.variable, Node.register_prehook",

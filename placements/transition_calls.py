@@ -30,11 +30,11 @@ from placements.precision import (
     gradient_dtype,
     said_dtypes,
 )
-from placements.reductions import note_move
+from placements.reductions import Step, note_move
 from placements.retype import retyped, retyped_on_one_rank
 from placements.state import current, observer, suspended
 from placements.tensor_type import TensorType
-from placements.torch_private import in_backward, unseen
+from placements.torch_private import unseen
 from placements.transition_errors import (
     check_mesh,
     check_source,
@@ -113,9 +113,10 @@ def _noted(request: Request, moved: Tensor) -> Tensor:
     """The result, with a note of what was done if it may be a gradient."""
     x, line = request.x, request.line
     if line.size > 1 and moved is not x:
-        step = request.call, request.mesh, line.axis, request.src, request.dst
-        if note_move(x, moved, *step) is not None and in_backward():
-            follow_hook(x)
+        said = request.call, request.mesh, line.axis, request.src, request.dst
+        step = note_move(x, moved, Step(*said, ""))
+        if step is not None:
+            follow_hook(x, step)
     return moved
 
 

@@ -355,3 +355,16 @@ def test_checked_calls_take_dtypes_and_keep_what_is_known() -> None:
             all_reduce(
                 assert_type(torch.ones(2), {"tp": R}), "tp", src=P, dst=R, op_dtype=BF16
             )
+
+
+def sum_of_integers(parts: list[int], out_dtype: torch.dtype) -> float:
+    with set_current_mesh(device_mesh()):
+        x = torch.tensor(parts[torch.distributed.get_rank()])
+        return all_reduce(x, "tp", src=P, dst=R, out_dtype=out_dtype).item()
+
+
+def test_integers_are_summed_as_integers() -> None:
+    parts = [2**24 + 1, -(2**24)]
+    assert run_ranks({"tp": 2}, sum_of_integers, parts, F32) == [1, 1]
+    parts = [70000, -69999]
+    assert run_ranks({"tp": 2}, sum_of_integers, parts, torch.float16) == [1, 1]

@@ -3,6 +3,7 @@
 Rank r has the gradient 10**r, so a sum over two ranks is 11, and one done twice is 22.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -25,6 +26,7 @@ from placements import (
     convert,
     declare,
     gradient_axes,
+    leaf_gradients,
     reduce_gradients,
     reinterpret_mesh,
     set_current_mesh,
@@ -32,7 +34,9 @@ from placements import (
     typecheck,
     verify,
 )
+from placements.reductions import note_of
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.torch_private import unseen
 
 sum_dp = partial(all_reduce, axis="dp", src=P, dst=R)
 
@@ -145,7 +149,52 @@ def an_assignment(m: Scale, backward: Any) -> None:
     m.w.grad = sum_dp(m.w.grad)
 
 
+def a_hook_of_a_flat_view(m: Scale, backward: Any) -> None:
+    m.w.register_hook(lambda g: sum_dp(g.flatten()).view_as(g))
+    backward()
+
+
+def a_hook_of_a_row(m: Scale, backward: Any) -> None:
+    m.w.register_hook(lambda g: sum_dp(g[None])[0])
+    backward()
+
+
+def accumulate_node(m: Scale) -> Any:
+    with unseen():
+        return torch.autograd.graph.get_gradient_edge(m.w).node
+
+
+def a_hook_of_the_node(m: Scale, backward: Any) -> None:
+    node = accumulate_node(m)
+    node.register_prehook(lambda gs: (sum_dp(gs[0]),))
+    backward()
+
+
+def with_create_graph(m: Scale, backward: Any) -> None:
+    m.w.register_hook(sum_dp)
+    x = torch.full((1, 2), 10.0 ** dist.get_rank(), dtype=torch.float64)
+    m(assert_type(x, {"dp": S(0)})).square().sum().backward(create_graph=True)
+
+
+def assigned_after_create_graph(m: Scale, backward: Any) -> None:
+    x = torch.full((1, 2), 10.0 ** dist.get_rank(), dtype=torch.float64)
+    m(assert_type(x, {"dp": S(0)})).square().sum().backward(create_graph=True)
+    m.w.grad = sum_dp(m.w.grad)
+
+
+def a_view_of_a_flat_sum(m: Scale, backward: Any) -> None:
+    backward()
+    assert m.w.grad is not None
+    m.w.grad = sum_dp(m.w.grad.flatten()).view(2)
+
+
 RECOGNISED: list[tuple[Do, float]] = [
+    (a_hook_of_a_flat_view, 11),
+    (a_hook_of_a_row, 11),
+    (a_hook_of_the_node, 11),
+    (with_create_graph, 202),
+    (assigned_after_create_graph, 202),
+    (a_view_of_a_flat_sum, 11),
     (a_hook, 11),
     (a_hook_that_divides_first, 5.5),
     (a_hook_to_invariant, 11),
@@ -181,6 +230,7 @@ def outcome(do: Do, checked: bool, then: str) -> Any:
     return values[0]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("then", ["clip", "reduce", "both"])
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(
@@ -205,6 +255,102 @@ def test_a_hook_that_only_looks_reduces_nothing(checked: bool) -> None:
     assert run_ranks({"dp": 2}, outcome, a_hook_that_looks, checked, "both") == [11] * 2
     for error in run_ranks({"dp": 2}, outcome, a_hook_that_looks, checked, "clip"):
         assert (error.expected, error.actual) == ("Replicate", "Partial")
+
+
+def logs_of_magnitudes(m: Scale, backward: Any) -> None:
+    log: list[Tensor] = []
+    m.w.register_hook(lambda g: log.append(sum_dp(g.abs())))
+    m.w.register_hook(lambda g: log.append(sum_dp(g.norm())))
+    backward()
+    assert len(log) == 2
+
+
+def a_post_hook_that_looks(m: Scale, backward: Any) -> None:
+    log: list[Tensor] = []
+
+    def look_at(p: Tensor) -> None:
+        assert p.grad is not None
+        log.append(sum_dp(p.grad))
+        log.append(sum_dp(p.grad.abs()))
+
+    m.w.register_post_accumulate_grad_hook(look_at)
+    backward()
+    assert len(log) == 2
+
+
+def looks_in_two_passes(m: Scale, backward: Any) -> None:
+    logs_of_magnitudes(m, backward)
+    m.w.register_hook(look)
+    m.w.grad = None
+    backward()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(
+    "do", [logs_of_magnitudes, a_post_hook_that_looks, looks_in_two_passes]
+)
+def test_a_log_reduces_nothing(do: Do, checked: bool) -> None:
+    assert run_ranks({"dp": 2}, outcome, do, checked, "both") == [11] * 2
+    for error in run_ranks({"dp": 2}, outcome, do, checked, "clip"):
+        assert (error.expected, error.actual) == ("Replicate", "Partial")
+        assert "if nothing has summed it, reduce_gradients(module) first" in str(error)
+
+
+def logs_of_one_number(checked: bool) -> Any:
+    """The norm of one number has its shape."""
+    scale, log = Scale({"dp": R}), list[Tensor]()
+    scale.w = nn.Parameter(torch.ones((), dtype=torch.float64))
+    scale.w.register_hook(lambda g: log.append(sum_dp(g.norm())))
+    with set_current_mesh(device_mesh()), typecheck() if checked else nullcontext():
+        for _ in range(2):
+            x = torch.full((1,), 10.0 ** dist.get_rank(), dtype=torch.float64)
+            scale(assert_type(x, {"dp": S(0)})).sum().backward()
+        reduce_gradients(scale)
+    assert scale.w.grad is not None
+    return scale.w.grad.item()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_log_of_one_number_reduces_nothing(checked: bool) -> None:
+    assert run_ranks({"dp": 2}, logs_of_one_number, checked) == [22] * 2
+
+
+def zeroed_and_reduced_again(checked: bool, how: str) -> Any:
+    scale = Scale({"dp": R})
+    found: list[float] = []
+    buffer = torch.zeros(2, dtype=torch.float64)
+
+    def move_over(p: Tensor) -> None:
+        assert p.grad is not None
+        buffer.add_(p.grad)
+        p.grad = None
+
+    if how == "main_grad":
+        scale.w.register_post_accumulate_grad_hook(move_over)
+    for _ in range(3):
+        with set_current_mesh(device_mesh()), typecheck() if checked else nullcontext():
+            if how == "zeroed":
+                scale.zero_grad(set_to_none=False)
+            else:
+                buffer.zero_()
+                scale.w.grad = None
+            backward(scale, {"dp": S(0)})
+        with set_current_mesh(device_mesh()):
+            if how == "main_grad":
+                scale.w.grad = buffer
+            reduce_gradients(scale)
+            assert scale.w.grad is not None
+            clip_grad_norm_(scale, 1.0 if how == "zeroed" else 1e9)
+            found.append(round(scale.w.grad[0].item(), 3))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "checked"), [("zeroed", False), ("zeroed", True), ("main_grad", False)]
+)
+def test_a_buffer_that_is_zeroed_starts_anew(how: str, checked: bool) -> None:
+    value = 0.707 if how == "zeroed" else 11
+    assert run_ranks({"dp": 2}, zeroed_and_reduced_again, checked, how) == [[value] * 3] * 2
 
 
 def only_the_first_backward(m: Scale, backward: Any) -> None:
@@ -266,7 +412,80 @@ def a_hook_after_reduce_gradients(m: Scale, backward: Any) -> None:
     reduce_gradients(m)
 
 
+def a_hook_that_writes_data(m: Scale, backward: Any) -> None:
+    def write(g: Tensor) -> None:
+        g.data.copy_(sum_dp(g))
+
+    m.w.register_hook(write)
+    backward()
+
+
+def a_hook_that_divides_before_and_after(m: Scale, backward: Any) -> None:
+    m.w.register_hook(lambda g: sum_dp(g / 2) / 3)
+    backward()
+
+
+def a_hook_that_keeps_a_quotient(m: Scale, backward: Any) -> None:
+    def quotient(g: Tensor) -> Tensor:
+        half = sum_dp(g) / 2
+        sum_dp(half.abs())
+        return half
+
+    m.w.register_hook(quotient)
+    backward()
+
+
+def a_post_hook_that_divides_last(m: Scale, backward: Any) -> None:
+    def assign(p: Tensor) -> None:
+        p.grad = sum_dp(p.grad) / 1
+
+    m.w.register_post_accumulate_grad_hook(assign)
+    backward()
+
+
+def a_post_hook_that_divides_twice(m: Scale, backward: Any) -> None:
+    def assign(p: Tensor) -> None:
+        assert p.grad is not None
+        p.grad = sum_dp(p.grad / 2) / 2
+
+    m.w.register_post_accumulate_grad_hook(assign)
+    backward()
+
+
+def a_post_hook_that_divides_last_again(m: Scale, backward: Any) -> None:
+    a_post_hook_that_divides_last(m, backward)
+    m.w.grad = None
+    backward()
+
+
+def a_hook_of_the_node_that_divides_last(m: Scale, backward: Any) -> None:
+    node = accumulate_node(m)
+    node.register_prehook(lambda gs: (sum_dp(gs[0]) / 2,))
+    backward()
+
+
+def a_hook_more_in_every_backward(m: Scale, backward: Any) -> None:
+    for _ in range(2):
+        m.w.register_hook(sum_dp)
+        backward()
+
+
+def out_of_place_after_reduce_gradients(m: Scale, backward: Any) -> None:
+    backward()
+    reduce_gradients(m)
+    backward(create_graph=True)
+
+
 REFUSED: list[tuple[Do, str]] = [
+    (a_hook_that_writes_data, "handed to a sum .* and written in place since"),
+    (a_hook_that_divides_before_and_after, "returned another tensor than the result"),
+    (a_hook_that_keeps_a_quotient, "returned another tensor than the result"),
+    (a_post_hook_that_divides_last, "another tensor than the result, or assigned one"),
+    (a_post_hook_that_divides_last_again, "another tensor than the result"),
+    (a_post_hook_that_divides_twice, "another tensor than the result, or assigned one"),
+    (a_hook_of_the_node_that_divides_last, "another tensor than the result"),
+    (a_hook_more_in_every_backward, "passes .* in different ways|but it was Replicate"),
+    (out_of_place_after_reduce_gradients, "backward added to the gradient of 'w' after"),
     (only_the_first_backward, "backward added to the gradient of 'w' after it was reduced"),
     (only_the_last_backward, "passes that were reduced in different ways"),
     (a_sum_out_of_place, "backward added to the gradient of 'w' after it was reduced"),
@@ -325,10 +544,39 @@ def test_in_a_block_assignments_are_checked(do: Do, says: str) -> None:
             raise error
 
 
-def test_a_copy_with_checking_off_is_refused() -> None:
-    for error in run_ranks({"dp": 2}, outcome, copied, False, "clip"):
-        with pytest.raises(PlacementError, match="handed to a sum"):
+def copied_as_data(m: Scale, backward: Any) -> None:
+    backward()
+    assert m.w.grad is not None
+    m.w.grad.data.copy_(sum_dp(m.w.grad.data))
+
+
+def copied_detached(m: Scale, backward: Any) -> None:
+    backward()
+    assert m.w.grad is not None
+    g = m.w.grad.detach()
+    g.copy_(sum_dp(g))
+
+
+@pytest.mark.parametrize("then", ["clip", "reduce", "both"])
+def test_a_sum_that_becomes_the_data_is_not_summed_again(then: str) -> None:
+    """Recognised, or refused: that depends on how often the result was written."""
+    for found in run_ranks({"dp": 2}, outcome, in_place_of_data, False, then):
+        assert found == 11 or "written in place since" in str(found)
+
+
+def in_place_of_data(m: Scale, backward: Any) -> None:
+    backward()
+    assert m.w.grad is not None
+    m.w.grad.data = sum_dp(m.w.grad)
+
+
+@pytest.mark.parametrize("then", ["clip", "reduce"])
+@pytest.mark.parametrize("do", [copied, copied_as_data, copied_detached])
+def test_a_copy_with_checking_off_is_refused(do: Do, then: str) -> None:
+    for error in run_ranks({"dp": 2}, outcome, do, False, then):
+        with pytest.raises(PlacementError, match=r"(handed to a sum|reduced) .* written"):
             raise error
+        assert "reduce_gradients(module) first" not in str(error)
 
 
 def types_in_and_after_a_hook() -> list[Any]:
@@ -505,6 +753,124 @@ def test_a_sum_over_other_ranks_is_refused(checked: bool, how: str) -> None:
     for text in found:
         assert "Shard" in text or "S(0)" in text
         assert "reduce_gradients(module) first" not in text
+
+
+def summed_twice_elsewhere(axes: tuple[str, ...]) -> Any:
+    dense, sparse = device_mesh(), device_mesh({"edp": 2, "ep": 2})
+    scale = Scale({"dp": R, "tp": R})
+    with set_current_mesh(dense):
+        backward(scale, {"dp": S(0), "tp": S(0)})
+    assert scale.w.grad is not None
+    g = scale.w.grad
+    with set_current_mesh(sparse):
+        for axis in axes:
+            g = all_reduce(g, axis, src=P, dst=R)
+    scale.w.grad = g
+    with set_current_mesh(dense):
+        reduce_gradients(scale)
+        clip_grad_norm_(scale, 1e9)
+        return g[0].item()
+
+
+def test_a_sum_that_another_mesh_does_twice_is_refused() -> None:
+    dense = {"dp": 2, "tp": 2}
+    assert run_ranks(dense, summed_twice_elsewhere, ("edp", "ep")) == [1111] * 4
+    for axes in (("edp", "edp", "ep"), ("edp", "ep", "ep"), ("ep", "edp", "ep", "ep")):
+        with pytest.raises(RankFailure, match="took it for Partial, but it was Replicate"):
+            run_ranks(dense, summed_twice_elsewhere, axes)
+
+
+def asked_of_autograd(hook: Any) -> Any:
+    scale = Scale({"dp": R})
+    scale.w.register_hook(hook)
+    with set_current_mesh(device_mesh()), typecheck():
+        x = torch.full((1, 2), 10.0 ** dist.get_rank(), dtype=torch.float64)
+        loss = scale(assert_type(x, {"dp": S(0)})).sum()
+        (g,) = torch.autograd.grad(loss, scale.w)
+        found = type_of(g)["dp"]
+    return found, g[0].item()
+
+
+def test_autograd_grad_types_what_hooks_give() -> None:
+    assert run_ranks({"dp": 2}, asked_of_autograd, sum_dp) == [(R, 11)] * 2
+    log = lambda g: None if sum_dp(g.abs()) is not None else g  # noqa: E731
+    assert run_ranks({"dp": 2}, asked_of_autograd, log) == [(P, 1), (P, 10)]
+    with pytest.raises(RankFailure, match="returned another tensor than the result"):
+        run_ranks({"dp": 2}, asked_of_autograd, lambda g: sum_dp(g) / 2)
+
+
+def chained() -> int:
+    x = torch.ones(2)
+    with set_current_mesh(device_mesh()), torch.no_grad():
+        for _ in range(50):
+            x = all_reduce(convert(x, "dp", src=R, dst=P), "dp", src=P, dst=R)
+    note = note_of(x)
+    return 0 if note is None else len(note.steps)
+
+
+def test_notes_do_not_grow() -> None:
+    assert run_ranks({"dp": 2}, chained) == [1, 1]
+
+
+def hooks_that_ran() -> list[int]:
+    scale, ran = Scale({"dp": R}), list[int]()
+
+    def look_on(g: Tensor) -> None:
+        sum_dp(g)
+
+    with set_current_mesh(device_mesh()), typecheck():
+        x = torch.ones(1, 2, dtype=torch.float64)
+        h = scale(assert_type(x, {"dp": S(0)}))
+        h.register_hook(look_on)
+        loss = h.sum()
+        for _ in range(4):
+            before = refusals.calls
+            loss.backward(retain_graph=True)
+            ran.append(refusals.calls - before)
+    return ran
+
+
+class Refusals(threading.local):
+    """How often the hook that refuses a change was called, in this thread."""
+
+    calls = 0
+
+
+refusals = Refusals()
+
+
+def test_hooks_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(grad: Tensor | None) -> None:
+        refusals.calls += 1
+
+    monkeypatch.setattr(leaf_gradients, "_refuse_change", counted)
+    assert run_ranks({"dp": 2}, hooks_that_ran) == [[1, 1, 1, 1]] * 2
+
+
+def in_the_backward_of_a_function() -> Any:
+    """The way into a region: its backward sums, and a leaf may take over the result."""
+
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return all_reduce(grads[0], "dp", src=P, dst=I)
+
+    scale = Scale({"dp": I})
+    with set_current_mesh(device_mesh()):
+        w: Any = Enter.apply(scale.w)
+        (w * 10.0 ** dist.get_rank()).sum().backward()
+        reduce_gradients(scale)
+        clip_grad_norm_(scale, 1e9)
+    assert scale.w.grad is not None
+    return scale.w.grad[0].item()
+
+
+def test_a_sum_in_the_backward_of_a_function_is_none_of_the_leaf() -> None:
+    assert run_ranks({"dp": 2}, in_the_backward_of_a_function) == [11] * 2
 
 
 def in_the_group_of_an_axis() -> Any:
