@@ -9,7 +9,6 @@ to what backward makes of the result.
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -77,8 +76,7 @@ def _fits(found: AxisType, wanted: AxisType) -> bool:
     return found == wanted or found.letter + wanted.letter in ("RI", "IR")
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What happened to a gradient since backward made it."""
 
     steps: Steps = ()
@@ -88,7 +86,7 @@ class Note:
     trouble: str = ""  # a key of TROUBLES: what is in it is not known
 
     def in_trouble(self, trouble: str) -> "Note":
-        return replace(self, trouble=self.trouble or trouble)
+        return self._replace(trouble=self.trouble or trouble)
 
     def effect(self) -> frozenset[Any]:
         """What two notes have in common if gradients that have them can be added."""
@@ -184,7 +182,7 @@ def note_of(tensor: Tensor) -> Note | None:
 
 def put_note(tensor: Tensor, note: Note) -> None:
     """Note of a gradient whose additions are watched from now on."""
-    setattr(tensor, _NOTE, replace(note, version=version_of(tensor), watched=True))
+    setattr(tensor, _NOTE, note._replace(version=version_of(tensor), watched=True))
 
 
 def forget(tensor: Tensor) -> None:
@@ -231,9 +229,11 @@ def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
     if node is not None:
         step = step._replace(site=caller())
     leaf = None if node is None else leaf_of(node)
-    earlier = before or Note()
-    steps = followed_by(earlier.steps, step)
-    note = Note(steps, version_of(result), trouble=earlier.trouble)
+    if before is None:
+        note = Note((step,), version_of(result))
+    else:
+        steps = followed_by(before.steps, step)
+        note = Note(steps, version_of(result), trouble=before.trouble)
     # A cast has the memory of its input. What the backward of a Function gives is not the
     # gradient of a leaf, though a leaf may take over its memory.
     on_memory = memory is not memory_of(x) and (node is None or leaf is not None)
