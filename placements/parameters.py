@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from placements.declarations import declarations
 from placements.describe import NO_MESH
 from placements.errors import PlacementError
-from placements.mesh import Mesh, MeshLike, as_mesh, check_axes, current_mesh
+from placements.mesh import Mesh, MeshLike, as_mesh, current_mesh, unknown_axis
 from placements.tensor_type import TensorType, declared
 from placements.transport import Line
 from placements.types import AxisType, P, R, Shard, TypesLike
@@ -182,11 +182,12 @@ def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> M
         if all(axis in said for axis in mesh.axes):
             return mesh
     unknown = [axis for axis in said if not any(axis in mesh.sizes for mesh in meshes)]
-    check_axes(f"{call}: parameter {name!r}", meshes[0], unknown)
+    wrong = unknown_axis(meshes[0], unknown)
     raise ValueError(
         f"{call}: parameter {name!r} is declared on {list(said)}, but each of the meshes "
         f"({', '.join(map(repr, meshes))}) has an axis that this leaves out; parameters "
         "that live on another mesh over the same ranks need it: meshes=(dense, sparse)"
+        + (f". The declaration {wrong}" if wrong else "")
     )
 
 

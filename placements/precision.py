@@ -13,7 +13,6 @@ from typing import Any, TypedDict, cast
 
 import torch
 
-from placements.mesh import check_axes, current_mesh
 from placements.scopes import HeldAtOnce, Scoped
 
 
@@ -116,9 +115,6 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
                     f"set_gradient_dtype takes a floating-point dtype such as "
                     f"torch.float32, or a mapping of axes to them; got {one!r}{where}"
                 )
-        check_axes(
-            "set_gradient_dtype", current_mesh(), [a for a in policy if a is not None]
-        )
         super().__init__(_policy, policy)
 
 
