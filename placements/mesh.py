@@ -56,7 +56,8 @@ def unknown_axis(mesh: "Mesh", axes: Iterable[str]) -> str | None:
     if not unknown or not mesh.sizes:
         return None
     around = [m for m in _said.all() if m is not None and m.num_ranks == mesh.num_ranks]
-    families = [family for family in _families if family & mesh.sizes.keys()]
+    one_rank = not mesh.axes
+    families = [f for f in _families if one_rank or f & mesh.sizes.keys()]
     known = {*mesh.sizes}.union(*(m.sizes for m in around), *families)
     for axis in unknown:
         if axis in known:
@@ -260,4 +261,9 @@ class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the 
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
         sets.count += made is not None
-        super().__init__(_said, made)
+        self.prepare(_said, made)
+        try:
+            self.begin()
+        except BaseException:
+            self.scope.is_open = False
+            raise

@@ -115,7 +115,12 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
                     f"set_gradient_dtype takes a floating-point dtype such as "
                     f"torch.float32, or a mapping of axes to them; got {one!r}{where}"
                 )
-        super().__init__(_policy, policy)
+        self.prepare(_policy, policy)
+        try:
+            self.begin()
+        except BaseException:
+            self.scope.is_open = False
+            raise
 
 
 def gradient_dtype(axis: str) -> torch.dtype | None:

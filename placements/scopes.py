@@ -6,7 +6,9 @@ there before would undo what others did since. Here every scope says itself whet
 still open, and who asks takes the innermost open one.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
 from placements.blocks import Block, Steps, block
@@ -33,21 +35,21 @@ class Scoped(Generic[T]):
 
     def __init__(self, name: str, default: T) -> None:
         self._default = default
-        self._innermost: ContextVar[Scope[T] | None] = ContextVar(name, default=None)
+        self.innermost: ContextVar[Scope[T] | None] = ContextVar(name, default=None)
 
     def get(self) -> T:
-        scope = self._innermost.get()
+        scope = self.innermost.get()
         if scope is None:
             return self._default
         if scope.is_open:
             return scope.value
-        self._innermost.set(_open(scope))
+        self.innermost.set(_open(scope))
         return self.get()
 
     def all(self) -> list[T]:
         """The values of all open scopes of this context, the innermost first."""
         found: list[T] = []
-        scope: Scope[T] | None = self._innermost.get()
+        scope: Scope[T] | None = self.innermost.get()
         while scope is not None:
             if scope.is_open:
                 found.append(scope.value)
@@ -56,10 +58,10 @@ class Scoped(Generic[T]):
 
     def scope(self, value: T) -> Scope[T]:
         """A scope that has not begun."""
-        return Scope(value, _open(self._innermost.get()))
+        return Scope(value, _open(self.innermost.get()))
 
     def begin(self, scope: Scope[T]) -> None:
-        self._innermost.set(scope)
+        self.innermost.set(scope)
 
     @block
     def hold(self, value: T) -> Steps[None]:
@@ -73,30 +75,31 @@ class Scoped(Generic[T]):
 
 
 class HeldAtOnce(Block[T]):
-    """A block whose value holds as soon as the block is made, with or without `with`."""
+    """A block whose value holds as soon as the block is made, with or without `with`.
 
-    def __init__(self, of: "Scoped[T]", value: T) -> None:
+    A constructor ends with `prepare`, and then `begin` in a `try` that ends the scope: a
+    signal may come as soon as the value holds. A signal between the constructor and the
+    `with` block leaves the value as the call alone does.
+    """
+
+    begin: Callable[[], object]  # C code
+
+    def prepare(self, of: "Scoped[T]", value: T) -> None:
         self._of, self._value = of, value
-        self._begin()
-
-    def _begin(self) -> None:
-        self._scope = self._of.scope(self._value)
-        try:
-            self._of.begin(self._scope)
-        except BaseException:  # a signal
-            self._scope.is_open = False
-            raise
+        self.scope = of.scope(value)
+        self.begin = partial(of.innermost.set, self.scope)
 
     def steps(self) -> Steps[T]:
         try:
-            if not self._scope.is_open:  # the block is entered again
-                self._begin()
+            if not self.scope.is_open:  # the block is entered again
+                self.prepare(self._of, self._value)
+                self.begin()
             yield self._value
         finally:
-            self._scope.is_open = False
+            self.scope.is_open = False
 
     def __call__(self, function: object) -> NoReturn:
-        self._scope.is_open = False
+        self.scope.is_open = False
         name = type(self).__name__
         raise TypeError(f"{name} is no decorator: it acts at once. Use `with {name}(...)`")
 

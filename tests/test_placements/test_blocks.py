@@ -77,6 +77,9 @@ def snapshot() -> dict[Any, Any]:
         "open": checkers.count,
         "block": block_here.get(),
         "shared": current.shared_axes,
+        "mesh": current_mesh() if current_mesh() != TWO_RANKS else None,
+        "ledger": active_ledger(),
+        "policy": gradient_dtype("tp"),
     }
     return entries | state | dict(enumerate(torch_private.modes()))
 
@@ -116,6 +119,10 @@ BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "suspended": suspended,
     "shared_generator": lambda: shared_generator("tp"),
     "own_generator": lambda: own_generator("tp"),
+}
+
+# These hold as soon as they are made, with or without `with`.
+AT_ONCE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "set_current_mesh": lambda: set_current_mesh({"tp": 4}),
     "set_gradient_dtype": lambda: set_gradient_dtype(torch.bfloat16),
 }
@@ -139,7 +146,9 @@ def yields(code: CodeType) -> frozenset[int]:
     return frozenset(i.offset for i in steps if i.opname in ("YIELD_VALUE", "RESUME"))
 
 
-def interrupt_at(k: int, make: Callable[[], AbstractContextManager[Any]]) -> bool:
+def interrupt_at(
+    k: int, make: Callable[[], AbstractContextManager[Any]], left_only: bool = False
+) -> bool:
     """Raise at the k-th moment at which a signal can raise in our code; False: there is none.
 
     The block is empty.
@@ -163,10 +172,16 @@ def interrupt_at(k: int, make: Callable[[], AbstractContextManager[Any]]) -> boo
         return trace
 
     outer = sys.gettrace()
+    block = make() if left_only else None
+    if block is not None:
+        block.__enter__()
     sys.settrace(trace)
     try:
-        with make():
-            pass
+        if block is not None:
+            block.__exit__(None, None, None)
+        else:
+            with make():
+                pass
     except Interrupted:
         pass
     finally:
@@ -183,6 +198,15 @@ def test_an_interrupt_at_any_moment_of_a_block_leaves_nothing_behind(name: str) 
         k += 1
     assert k > 10
     assert_next_block_works()
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_an_interrupt_while_a_block_that_acts_at_once_is_left(name: str) -> None:
+    k = 1
+    while interrupt_at(k, AT_ONCE[name], left_only=True):
+        assert_clean()
+        k += 1
+    assert_clean()
 
 
 def test_an_interrupt_while_what_is_made_once_is_made(monkeypatch: Any) -> None:
@@ -546,9 +570,9 @@ def test_a_block_that_acts_at_once_can_be_entered_again_and_decorates_nothing() 
     assert current_mesh() == TWO_RANKS
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", BLOCKS | AT_ONCE)
 def test_a_block_is_not_copied_and_has_no_truth_value(name: str) -> None:
-    made = BLOCKS[name]()
+    made = (BLOCKS | AT_ONCE)[name]()
     with made:
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError):

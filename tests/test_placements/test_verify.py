@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import pytest
@@ -244,10 +245,10 @@ def test_the_gradient_of_a_partial_is_replicate() -> None:
     assert (error.name, error.axis) == ("x", "tp") and "Replicate" in error.expected
 
 
-def hooks_left() -> tuple[int, int]:
+def hooks_left(block: Any) -> tuple[int, int]:
     with set_current_mesh(device_mesh()):
         mlp = built()
-        with verify():
+        with block():
             step(mlp)
         mlp.zero_grad()
         # Gradients do not reach the log of a block that has ended.
@@ -257,8 +258,8 @@ def hooks_left() -> tuple[int, int]:
 
 
 def test_no_hook_is_left_behind() -> None:
-    # One is that of reduce_gradients, which watches for additions to the reduced.
-    assert run_ranks(AXES, hooks_left) == [(1, 0)] * 4
+    # Those of reduce_gradients, which watches for additions to the reduced, are there anyway.
+    assert run_ranks(AXES, hooks_left, verify) == run_ranks(AXES, hooks_left, nullcontext)
 
 
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
