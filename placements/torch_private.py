@@ -27,7 +27,7 @@ import torch.utils._pytree as _pytree
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-# The versions on which the whole suite has passed; `docs/versions.md` has the counts.
+# The versions that were tested; `docs/versions.md` says what ran on each, with counts.
 TESTED = ("2.13.0", "2.14.1", "2.15.0")
 
 

@@ -198,7 +198,7 @@ def test_presets_scale_down_to_the_same_configuration(name: str) -> None:
 # torch 2.15 imports spmd_types where that is installed.
 LIMITS = """
 import resource, sys
-import torch.distributed
+import torch.distributed, torch.distributed.fsdp
 of_torch = set(sys.modules)
 from spmd_moe.cli.degrees import parse_parallel
 from spmd_moe.cli.main import main

@@ -191,17 +191,18 @@ def moe_on_one(x_TD: torch.Tensor, w: dict[str, torch.Tensor]) -> list[Any]:
 def test_a_moe_step_on_four_ranks_is_right_and_fast() -> None:
     generator = torch.Generator().manual_seed(1)
     torch.set_num_threads(1)
-    w, times = moe_weights(), list[float]()
+    w, ranks, one = moe_weights(), list[float](), list[float]()
     for _ in range(60):
         x_TD = torch.randn(9, 8, generator=generator)
         start = time.process_time()  # what others do on this machine is not its doing
         pieces = run_ranks(4, moe_on_ranks, x_TD, w)
+        middle = time.process_time()
         expected = moe_on_one(x_TD, w)
-        times.append(time.process_time() - start)
+        ranks.append(middle - start)
+        one.append(time.process_time() - middle)
         for name, parts in enumerate(zip(*pieces, strict=True)):
             torch.testing.assert_close(torch.cat(parts), expected[name])
-    typical = sorted(times)[len(times) // 2] * 1e3
-    print(
-        f"\nMoE step, 4 simulated ranks and reference: {typical:.1f} ms of a core (median)"
-    )
-    assert sorted(times)[len(times) // 4] < 0.015
+    # As a ratio in one run: processors differ. First quartiles, since a machine is noisy.
+    ratio = sorted(ranks)[15] / sorted(one)[15]
+    print(f"\nMoE step on 4 simulated ranks: {ratio:.1f} times that of one device")
+    assert ratio < 30
