@@ -43,7 +43,7 @@ test-newest:
 newest: $(READY)
 	$(PIP) --upgrade torch
 	$(BIN)/spmd-moe --version
-	$(PYTEST) tests/test_torch_private.py tests/test_placements tests/test_spmd_moe \
+	$(PYTEST) tests/test_torch.py tests/test_placements tests/test_spmd_moe \
 		tests/test_testing tests/test_docs.py
 	$(BIN)/spmd-moe check
 	$(BIN)/python -m placements demo

@@ -9,16 +9,16 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from placements.annotations import On
+from placements.annotations.declarations import assert_type, type_of
+from placements.annotations.on import On
+from placements.annotations.typed import typed
+from placements.checker.mode import typecheck
 from placements.collectives import all_reduce, convert
-from placements.declarations import assert_type, type_of
-from placements.describe import dtype_name, printed
-from placements.errors import PlacementError
-from placements.ledger import ledger
-from placements.mesh import set_current_mesh
-from placements.propagate import typecheck
-from placements.typed import typed
-from placements.types import I, P, R, S
+from placements.runtime.describe import dtype_name, printed
+from placements.runtime.errors import PlacementError
+from placements.runtime.ledger import ledger
+from placements.runtime.mesh import set_current_mesh
+from placements.types.axis import I, P, R, S
 
 MESH = {"dp": 2, "tp": 4}
 T, D, H = 6, 8, 16  # local sizes: tokens, model dim, this rank's hidden units

@@ -6,10 +6,10 @@ Nothing is said here that the tables do not say.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placements.autograd_rules import LOSSES
-from placements.duals import REASONS, dual
-from placements.ops import ROWS, SUM
-from placements.rules import (
+from placements.checker.backward import LOSSES
+from placements.inference.op import SUM
+from placements.inference.ops import ROWS
+from placements.inference.rules import (
     DIM_REASONS,
     DRAWS,
     PARTIAL_PLUS_NUMBER,
@@ -18,8 +18,8 @@ from placements.rules import (
     Rule,
     join,
 )
-from placements.transitions import TRANSITIONS, dual_transition
-from placements.types import BY_LETTER, WORDS, Shard
+from placements.inference.transitions import TRANSITIONS, dual_transition
+from placements.types.axis import BY_LETTER, REASONS, WORDS, Shard, dual
 
 
 @dataclass(frozen=True)

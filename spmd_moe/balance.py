@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from placements import Mesh, On, Partial, Replicate, all_reduce, typed
-from placements.torch_private import in_backward
+from placements._torch import in_backward
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import BiasE, CountsE
 from spmd_moe.initialise import Initialised, fill_

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from placements import On, Partial, assert_type, to_global, type_of, typed
-from placements.extents import Extent
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
+from placements.types.extents import Extent
 from spmd_moe.dims import ND, TD, TK
 from spmd_moe.layouts import Layout
 from spmd_moe.own_rows import own_rows, pieces_like

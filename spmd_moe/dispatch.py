@@ -13,7 +13,7 @@ from typing import Annotated
 from torch import Tensor
 
 from placements import On, typed
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
 from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
 from spmd_moe.layouts import Layout
 from spmd_moe.own_rows import own_rows

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from placements import Mesh, Shard, assert_type, type_of
-from placements.declarations import declarations
-from placements.tags import forget_factory
-from placements.torch_private import WatchesItsState, unseen
-from placements.types import AxisType
+from placements._torch import WatchesItsState, unseen
+from placements.runtime.tags import declarations, forget_factory
+from placements.types.axis import AxisType
 
 Types = dict[str, AxisType]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from placements import Folded, Mesh, On, Padded, Shard, current_mesh, redistribute, typed
-from placements.extents import Extent
-from placements.mesh import MeshLike, as_mesh
-from placements.types import AxisType
+from placements.types.axis import AxisType
+from placements.types.extents import Extent
+from placements.types.mesh import MeshLike, as_mesh
 from spmd_moe.combine import combine
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X

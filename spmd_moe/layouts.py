@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 from placements import optional_axes
-from placements.duals import dual
-from placements.types import AxisType, parse_axis_type
+from placements.types.axis import AxisType, dual
+from placements.types.text import parse_axis_type
 from spmd_moe.config import Parallel
 
 Types = dict[str, AxisType]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch.distributed.device_mesh import DeviceMesh
 
 from placements import Mesh, current_mesh
-from placements.mesh import as_mesh
-from placements.torch_private import unseen
+from placements._torch import unseen
+from placements.types.mesh import as_mesh
 from spmd_moe.config import Parallel
 
 ONE_DEVICE = Mesh({})

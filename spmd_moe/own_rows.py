@@ -9,7 +9,7 @@ off both do nothing.
 from torch import Tensor
 
 from placements import Shard, Varying, reinterpret, type_of
-from placements.types import AxisType
+from placements.types.axis import AxisType
 
 
 def own_rows(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from placements import typed
-from placements.torch_private import unseen
+from placements._torch import unseen
 from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN, MapTE
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from placements.ops import OPS
-from placements.rules import RULES
+from placements.inference.ops import OPS
+from placements.inference.rules import RULES
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.killers import first_failure
 from tests.mutants.mutant import Mutant
@@ -70,7 +70,7 @@ def test_a_change_is_undone() -> None:
     for mutant in EVERY.values():
         with changed(mutant.apply):
             pass
-    from placements import rules
+    from placements.inference import rules
 
     assert (dict(OPS), rules.RULES) == before and rules.RULES is RULES
 

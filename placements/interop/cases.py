@@ -17,7 +17,7 @@ from placements.interop.programs import (
     axis_types,
     move,
 )
-from placements.types import AxisType, I, P, R, Shard, V
+from placements.types.axis import AxisType, I, P, R, Shard, V
 
 ONE_AXIS: Mapping[str, int] = {"tp": 2}
 TWO_AXES: Mapping[str, int] = {"dp": 2, "tp": 2}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from placements._torch import unseen
 from placements.interop.engines import Ours, Running, Verdict, evaluate
 from placements.interop.programs import (
     FLOAT,
@@ -22,9 +23,8 @@ from placements.interop.programs import (
     choose_inputs,
     choose_step,
 )
-from placements.tensor_type import TensorType
-from placements.testing.crashes import crash_of
-from placements.torch_private import unseen
+from placements.testing.ranks.crashes import crash_of
+from placements.types.tensor import TensorType
 
 MAX_STEPS = 5
 _TRIES = 12

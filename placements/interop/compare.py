@@ -15,8 +15,8 @@ from placements.interop.checked import Checked, draw_checked
 from placements.interop.differences import DIFFERENCES, Difference
 from placements.interop.engines import Engine, Ours, Running, Verdict, run
 from placements.interop.programs import Step
-from placements.tensor_type import TensorType, make
-from placements.types import AxisType, I, R, Shard, V
+from placements.types.axis import AxisType, I, R, Shard, V
+from placements.types.tensor import TensorType, make
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import Any, cast
 import torch.distributed.tensor as peer
 from torch import Tensor
 
+from placements._torch import explicit_redistribution
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
-from placements.mesh import Mesh, MeshLike, as_mesh
-from placements.tensor_type import TensorType, make
-from placements.torch_private import explicit_redistribution
-from placements.types import AxisType, I, P, R, Shard, TypesLike, V, as_axis_type
+from placements.types.axis import AxisType, I, P, R, Shard, TypesLike, V
+from placements.types.mesh import Mesh, MeshLike, as_mesh
+from placements.types.tensor import TensorType, make
+from placements.types.text import as_axis_type
 
 _WHY_NOT = {
     "V": "its values are unrelated, and DTensor places one global tensor",

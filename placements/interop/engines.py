@@ -20,12 +20,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 import placements
+from placements._torch import unseen
 from placements.interop.fake_world import quiet
 from placements.interop.programs import FLOAT, Input, Program, Step
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, make
-from placements.torch_private import unseen
-from placements.types import AxisType
+from placements.types.axis import AxisType
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType, make
 
 # Every torch name that the forms use.
 TORCH_NAMES: Mapping[str, Any] = {

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from placements import torch_private
-from placements.mesh import Mesh
+from placements import _torch
+from placements.types.mesh import Mesh
 
 WORLD_SIZE = 4
 
@@ -29,10 +29,10 @@ _given = _Given()
 @contextmanager
 def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
     """torch.distributed with the fake backend and so many ranks, until the block ends."""
-    torch_private.require("peers")
+    _torch.require("peers")
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
-    store = torch_private.fake_store()
+    store = _torch.fake_store()
     dist.init_process_group("fake", store=store, rank=0, world_size=size)
     # Shapes that do not fit are a verdict here; torch logs them as errors first.
     disabled = logging.root.manager.disable

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, declared
-from placements.types import AxisType, I, P, R, Shard, V
+from placements.runtime.declared import declared
+from placements.types.axis import AxisType, I, P, R, Shard, V
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType
 
 Choose = Callable[[Sequence[Any]], Any]
 

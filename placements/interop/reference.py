@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import placements
+from placements.inference.transitions import find
 from placements.interop.engines import Ours, evaluate
 from placements.interop.fake_world import quiet
 from placements.interop.programs import FLOAT, Input, Program, Step
-from placements.meaning import join, split
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, make
-from placements.transitions import find
-from placements.types import Partial, Shard, V, Varying
+from placements.types.axis import Partial, Shard, V, Varying
+from placements.types.meaning import join, split
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType, make
 
 _TOLERANCE = 1e-7
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
 from placements.interop.programs import Program
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, make
-from placements.types import BY_LETTER, AxisType, Shard, V
+from placements.types.axis import BY_LETTER, AxisType, Shard, V
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType, make
 
 _peer = cast(Any, spmd_types)
 _checker = cast(Any, spmd_types.checker)

@@ -6,16 +6,16 @@ What draws its cases needs hypothesis, which is imported when one of those names
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from placements.testing.adjoint import check_adjoint as check_adjoint
-from placements.testing.failures import RankFailure as RankFailure
-from placements.testing.ranks import device_mesh as device_mesh
-from placements.testing.ranks import run_ranks as run_ranks
-from placements.testing.spmd_case import check_spmd_case as check_spmd_case
+from placements.testing.compare.adjoint import check_adjoint as check_adjoint
+from placements.testing.compare.case import check_spmd_case as check_spmd_case
+from placements.testing.ranks.failures import RankFailure as RankFailure
+from placements.testing.ranks.run import device_mesh as device_mesh
+from placements.testing.ranks.run import run_ranks as run_ranks
 
 if TYPE_CHECKING:
     from placements.testing import laws as laws
     from placements.testing import strategies as strategies
-    from placements.testing.equivalence import (
+    from placements.testing.compare.equivalence import (
         assert_spmd_equivalent as assert_spmd_equivalent,
     )
 
@@ -34,5 +34,7 @@ def __getattr__(name: str) -> Any:
     if name in ("laws", "strategies"):
         return importlib.import_module(f"{__name__}.{name}")
     if name == "assert_spmd_equivalent":
-        return importlib.import_module(f"{__name__}.equivalence").assert_spmd_equivalent
+        return importlib.import_module(
+            f"{__name__}.compare.equivalence"
+        ).assert_spmd_equivalent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

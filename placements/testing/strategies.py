@@ -12,14 +12,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType
-from placements.testing.draws import numbers as numbers
-from placements.testing.draws import seeded as seeded
-from placements.testing.placed import CHUNKS, ZIGZAG, Cut, Layout, Pattern, split_ranks
-from placements.testing.routings import routings as routings
-from placements.types import AxisType, I, Invariant, P, R, Shard, V
+from placements.testing.draw.numbers import numbers as numbers
+from placements.testing.draw.numbers import seeded as seeded
+from placements.testing.draw.placed import CHUNKS, ZIGZAG, Cut, Layout, Pattern, split_ranks
+from placements.testing.draw.routings import routings as routings
+from placements.types.axis import AxisType, I, Invariant, P, R, Shard, V
+from placements.types.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]

@@ -9,17 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements import (
-    I,
-    P,
-    S,
-    V,
-    all_reduce,
-    all_to_all,
-    assert_type,
-    declare,
-    reinterpret,
-)
+from placements import I, P, S, V, all_reduce, all_to_all, assert_type, declare, reinterpret
 from spmd_moe.bugs.inputs import mine, numbers
 from spmd_moe.bugs.record import KIT, VERIFY, Refused, Results, bug
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements import Index, assert_type, current_mesh, split
-from placements.types import TypesLike
+from placements.types.axis import TypesLike
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

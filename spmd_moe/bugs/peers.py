@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from placements import UnsupportedTorchError, set_current_mesh, split, typecheck
+from placements._torch import explicit_redistribution
 from placements.interop.engines import Engine, Ours, first_line
 from placements.interop.fake_world import on_mesh, quiet
-from placements.mesh import Mesh
-from placements.tensor_type import declared
-from placements.testing.crashes import cause_of
-from placements.testing.failures import RankFailure
-from placements.testing.ranks import device_mesh, run_ranks
-from placements.torch_private import explicit_redistribution
-from placements.types import BY_LETTER, AxisType, Shard
+from placements.runtime.declared import declared
+from placements.testing.ranks.crashes import cause_of
+from placements.testing.ranks.failures import RankFailure
+from placements.testing.ranks.run import device_mesh, run_ranks
+from placements.types.axis import BY_LETTER, AxisType, Shard
+from placements.types.mesh import Mesh
 from spmd_moe.bugs.peer_programs import unwritten, written_for
 from spmd_moe.bugs.peer_programs.words import loaded
 from spmd_moe.bugs.record import Bug

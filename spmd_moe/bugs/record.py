@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from placements import PlacementError
-from placements.types import TypesLike
+from placements.types.axis import TypesLike
 
 # What `one_device` and `right` return: tensors by name.
 Results: TypeAlias = dict[str, Tensor | None]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from placements.ledger import Entry
+from placements.runtime.ledger import Entry
 from spmd_moe.cli.check_layer import Result
 from spmd_moe.cli.compare_meshes import Candidate
 from spmd_moe.cli.crossings import Crossing

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from placements.ledger import Entry
+from placements.runtime.ledger import Entry
 from spmd_moe.cli.progress import progress
 from spmd_moe.cli.scale import fits, scaled_down
 from spmd_moe.cli.simulate import Simulated, simulate

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from placements import PlacementError
-from placements.testing.crashes import CheckerCrash, check_judged
-from placements.testing.failures import RankFailure, shown_line
-from placements.testing.spmd_case import OF_REFERENCE
+from placements.testing.compare.case import OF_REFERENCE
+from placements.testing.ranks.crashes import CheckerCrash, check_judged
+from placements.testing.ranks.failures import RankFailure, shown_line
 from spmd_moe.cli import check_json, legends
 from spmd_moe.cli.crash import told
 from spmd_moe.cli.degrees import parse_mesh

@@ -10,7 +10,7 @@ from itertools import product
 
 from rich.console import Console
 
-from placements.ledger import Entry
+from placements.runtime.ledger import Entry
 from spmd_moe.cli.divisors import divisors
 from spmd_moe.cli.tables import print_numbers, size
 from spmd_moe.cli.terminal import BadInput

@@ -9,8 +9,8 @@ def told(error: Exception, *promised: type[Exception]) -> tuple[str, int]:
     A verdict is a PlacementError, ranks that fell out of step, or what is `promised`.
     An UnsupportedTorchError, also one of a rank, is raised for `main` to tell.
     """
-    from placements.testing.crashes import is_verdict  # imports the simulator: late
-    from placements.testing.failures import RankFailure, told_once
+    from placements.testing.ranks.crashes import is_verdict  # imports the simulator: late
+    from placements.testing.ranks.failures import RankFailure, told_once
 
     if not (is_verdict(error) or isinstance(error, promised)):
         return crash_text(error), CRASHED
@@ -20,6 +20,6 @@ def told(error: Exception, *promised: type[Exception]) -> tuple[str, int]:
 
 
 def crash_text(error: Exception) -> str:
-    from placements.testing.crashes import crash_of
+    from placements.testing.ranks.crashes import crash_of
 
     return f"{crash_of(error)}; --debug shows all"

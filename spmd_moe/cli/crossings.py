@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from placements import tags
-from placements.blocks import Block
-from placements.describe import dtype_name
-from placements.ledger import Entry, Ledger, activated, active_ledger
-from placements.propagate import Typecheck
-from placements.tensor_type import TensorType
-from placements.torch_private import on_gradient
+from placements._torch import on_gradient
+from placements.checker.mode import Typecheck
+from placements.runtime import tags
+from placements.runtime.blocks import Block
+from placements.runtime.describe import dtype_name
+from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
+from placements.types.tensor import TensorType
 
 ARGUMENT, RESULT, COLLECTIVE, PARAMETER, BUFFER = (
     "argument", "result", "collective", "parameter", "buffer"

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from placements import On, typed
-from placements.array_hints import is_array
-from placements.testing.arguments import Argument, arguments_of
-from placements.testing.failures import Line
+from placements.annotations.checks import is_array
+from placements.testing.draw.arguments import Argument, arguments_of
+from placements.testing.ranks.failures import Line
 from spmd_moe.cli.terminal import BadInput
 from spmd_moe.cli.user_code import blamed
 

@@ -18,15 +18,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from placements.annotations import Variable
-from placements.declarations import declarations
-from placements.mesh import set_current_mesh
-from placements.state import suspended
-from placements.testing.arguments import Argument
-from placements.testing.draws import numbers, seeded
-from placements.testing.parameter_sizes import ParameterSizes, parameter_sizes
-from placements.torch_private import unseen
-from placements.types import AxisType, R, Shard, as_axis_type
+from placements._torch import unseen
+from placements.annotations.on import Variable
+from placements.runtime.mesh import set_current_mesh
+from placements.runtime.state import suspended
+from placements.runtime.tags import declarations
+from placements.testing.draw.arguments import Argument
+from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.draw.parameter_sizes import ParameterSizes, parameter_sizes
+from placements.types.axis import AxisType, R, Shard
+from placements.types.text import as_axis_type
 from spmd_moe.cli.forward_hints import (
     axes_of_result,
     calls_forward,

@@ -7,17 +7,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements import Mesh, set_current_mesh, split, tags, type_of
-from placements.ledger import Entry
-from placements.mesh import as_mesh
-from placements.state import suspended
-from placements.tensor_type import declared
-from placements.testing.adjoint import check_adjoint
-from placements.testing.ranks import device_mesh, run_ranks
-from placements.testing.spmd_case import check_spmd_case
-from placements.torch_private import unseen
-from placements.types import AxisType
-from placements.verify import verify
+from placements import Mesh, set_current_mesh, split, type_of
+from placements._torch import unseen
+from placements.runtime import tags
+from placements.runtime.declared import declared
+from placements.runtime.ledger import Entry
+from placements.runtime.state import suspended
+from placements.testing.compare.adjoint import check_adjoint
+from placements.testing.compare.case import check_spmd_case
+from placements.testing.ranks.run import device_mesh, run_ranks
+from placements.types.axis import AxisType
+from placements.types.mesh import as_mesh
+from placements.verification.mode import verify
 from spmd_moe.cli.crossings import Crossing, Recorder, checked, ledger_of
 from spmd_moe.cli.own_module import OwnModule
 from spmd_moe.cli.terminal import BadInput

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
-from placements.describe import short_dtype
-from placements.ledger import Entry
-from placements.types import Shard
+from placements.runtime.describe import short_dtype
+from placements.runtime.ledger import Entry
+from placements.types.axis import Shard
 from spmd_moe.cli.crossings import ARGUMENT, BUFFER, RESULT, Crossing
 from spmd_moe.cli.tables import Row, print_texts, say, size, width_of
 

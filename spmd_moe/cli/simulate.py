@@ -20,11 +20,11 @@ from placements import (
     set_current_mesh,
     split,
 )
-from placements.ledger import Entry
-from placements.mesh import as_mesh
-from placements.parameters import trained_parameters
-from placements.types import AxisType
-from placements.verify import verify
+from placements.parameters.held import trained_parameters
+from placements.runtime.ledger import Entry
+from placements.types.axis import AxisType
+from placements.types.mesh import as_mesh
+from placements.verification.mode import verify
 from spmd_moe.cli.trace import Workload
 from spmd_moe.config import MoEConfig, Parallel
 from spmd_moe.layer import MoE
@@ -62,7 +62,7 @@ class _Rank:
 
 def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated:
     """RankFailure if a rank raises, or its values are not what their types say."""
-    from placements.testing.ranks import run_ranks  # the simulator changes torch: late
+    from placements.testing.ranks.run import run_ranks  # the simulator changes torch: late
 
     shape = work.global_shape(config, parallel)
     generator = torch.Generator().manual_seed(0)
@@ -83,7 +83,7 @@ def _on_this_rank(
     config: MoEConfig, parallel: Parallel, x: Tensor, weights: Tensor, seq_len: int
 ) -> _Rank:
     """A training step, but for the optimizer."""
-    from placements.testing.ranks import device_mesh
+    from placements.testing.ranks.run import device_mesh
 
     dense = device_mesh(parallel.dense_mesh())
     sparse = device_mesh(parallel.sparse_mesh())

@@ -11,16 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from placements import (
-    Mesh,
-    Shard,
-    assert_type,
-    ledger,
-    reduce_gradients,
-    set_current_mesh,
-)
-from placements.ledger import Entry
-from placements.torch_private import storage_identity, unseen
+from placements import Mesh, Shard, assert_type, ledger, reduce_gradients, set_current_mesh
+from placements._torch import storage_identity, unseen
+from placements.runtime.ledger import Entry
 from spmd_moe.cli.crossings import Crossing, Recorder, checked, ledger_of
 from spmd_moe.config import MoEConfig, Parallel
 from spmd_moe.layer import MoE

@@ -15,7 +15,7 @@ from torch import nn
 
 import placements
 from placements import UnsupportedTorchError
-from placements.testing.failures import Line, shown_line
+from placements.testing.ranks.failures import Line, shown_line
 from spmd_moe.cli.terminal import BadInput
 
 _STANDARD = sysconfig.get_path("stdlib") + os.sep

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as PeerShard
 
-from placements.parameters import saved_tensors
-from placements.tensor_type import TensorType
-from placements.types import Shard
+from placements.parameters.held import saved_tensors
+from placements.types.axis import Shard
+from placements.types.tensor import TensorType
 from spmd_moe.training import manifest
 from spmd_moe.training.errors import Unusable
 from spmd_moe.training.trainer import MOMENTS, Trainer

@@ -37,8 +37,8 @@ from placements import (
     to_global,
     typed,
 )
-from placements.extents import Extent
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
+from placements.types.extents import Extent
 from spmd_moe.config import Parallel
 from spmd_moe.initialise import Initialised, Spec, Types, fill_
 from spmd_moe.layer import MoE

@@ -15,7 +15,7 @@ from placements import (
     set_current_mesh,
     split,
 )
-from placements.parameters import trained_parameters
+from placements.parameters.held import trained_parameters
 from spmd_moe.balance import update_expert_bias
 from spmd_moe.config import Parallel
 from spmd_moe.initialise import Types

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import placements.testing.laws.moves as moves
-from placements import transitions
+from placements.inference import transitions
 from placements.testing import strategies
 from placements.testing.cases import Call, calls
 from placements.testing.laws import round_trips, tight

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from placements import infer
+from placements.inference import combine as infer
 from tests.mutants.mutant import Mutant, decided, sound
 from tests.mutants.patches import Patches
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from placements import extents
-from placements.transitions import TRANSITIONS
+from placements.inference.transitions import TRANSITIONS
+from placements.types import extents
 from tests.mutants.mutant import Mutant
 from tests.mutants.patches import Patches
 

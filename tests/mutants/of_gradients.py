@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-from placements import autograd_rules, duals
-from placements.types import BY_LETTER
+from placements.checker import backward as autograd_rules
+from placements.types import axis as duals
+from placements.types.axis import BY_LETTER
 from tests.mutants.mutant import Mutant, sound
 from tests.mutants.patches import Patches
 

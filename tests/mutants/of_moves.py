@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from placements import moves, transitions
-from placements.transitions import TRANSITIONS, Transition
+from placements.collectives import moves
+from placements.inference import transitions
+from placements.inference.transitions import TRANSITIONS, Transition
 from tests.mutants.killers import Killer
 from tests.mutants.mutant import Mutant
 from tests.mutants.patches import Patches

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from placements import ops
-from placements.infer import Label
-from placements.ops import OPS, ROWS, SUM, Op, Row
-from placements.rules import NO_VALUES, Linearity
+from placements.inference import ops
+from placements.inference.op import SUM, Op
+from placements.inference.ops import OPS, ROWS, Row
+from placements.inference.rules import NO_VALUES, Linearity
+from placements.inference.terms import Label
 from placements.testing.cases import call_names
 from placements.testing.laws.kept_numbers import KEEP_NUMBERS
 from tests.mutants.mutant import Mutant, decided, sound

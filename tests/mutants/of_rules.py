@@ -4,9 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from placements import rules
-from placements.flows import random
-from placements.rules import DRAWS, LINEAR, MULTILINEAR, NONLINEAR, RULES, Linearity, Rule
+from placements.inference import rules
+from placements.inference.flows import random
+from placements.inference.rules import (
+    DRAWS,
+    LINEAR,
+    MULTILINEAR,
+    NONLINEAR,
+    RULES,
+    Linearity,
+    Rule,
+)
 from tests.mutants.mutant import LETTERS, Mutant, decided, sound
 from tests.mutants.patches import Patches
 

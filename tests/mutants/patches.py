@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from placements import mesh
-from placements.describe import NO_MESH
-from placements.op_lookup import KNOWN
+from placements.checker.lookup import KNOWN
+from placements.runtime.mesh import NO_MESH
+from placements.types import mesh
 
 PACKAGES = ("placements", "tests")
 

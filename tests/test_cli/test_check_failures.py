@@ -9,7 +9,7 @@ import pytest
 
 from placements import PlacementError
 from placements.testing import RankFailure
-from placements.types import parse_axis_type
+from placements.types.text import parse_axis_type
 from spmd_moe import layer
 from spmd_moe.cli import check_layer, compare_meshes, simulate
 from spmd_moe.cli.main import main

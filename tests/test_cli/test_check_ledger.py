@@ -21,12 +21,12 @@ from placements import (
     split,
     typecheck,
 )
-from placements.describe import dtype_name
-from placements.ledger import Entry
-from placements.tensor_type import TensorType
+from placements.runtime.describe import dtype_name
+from placements.runtime.ledger import Entry
 from placements.testing import device_mesh, run_ranks
-from placements.testing.sim_backend import SimGroup
-from placements.testing.sim_calls import Call
+from placements.testing.ranks.backend import SimGroup
+from placements.testing.ranks.calls import Call
+from placements.types.tensor import TensorType
 from spmd_moe import MoE, MoEConfig, Parallel
 from spmd_moe.cli.check_json import of_entries
 from spmd_moe.cli.crossings import COLLECTIVE, Crossing

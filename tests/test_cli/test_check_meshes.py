@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from placements.ledger import Entry
+from placements.runtime.ledger import Entry
 from spmd_moe import Parallel
 from spmd_moe.cli.compare_meshes import (
     Candidate,

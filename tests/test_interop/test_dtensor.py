@@ -16,9 +16,9 @@ from placements.interop.dtensor import (
     placement_of,
     to_placements,
 )
-from placements.tensor_type import declared
+from placements.runtime.declared import declared
 from placements.testing import device_mesh, run_ranks
-from placements.types import AxisType, I, P, R, S, V
+from placements.types.axis import AxisType, I, P, R, S, V
 
 SAYABLE = [R, P, S(0), S(1)]
 
@@ -108,7 +108,7 @@ def test_placements_mean_what_types_mean(dp: AxisType, tp: AxisType) -> None:
 
 
 def test_a_declared_type_goes_over() -> None:
-    from placements.mesh import Mesh
+    from placements.types.mesh import Mesh
 
     t = declared(Mesh({"dp": 2, "tp": 2}), {"dp": S(0), "tp": P}, (2, 4))
     assert to_placements(t, t.mesh) == (dt.Shard(0), dt.Partial())

@@ -6,8 +6,8 @@ import torch
 
 from placements.interop.fake_world import quiet
 from placements.interop.spmd_types import SpmdTypes
-from placements.mesh import as_mesh
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.types.mesh import as_mesh
 
 
 def _convert(rows: int) -> None:

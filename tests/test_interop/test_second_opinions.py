@@ -19,8 +19,8 @@ from placements.interop.fake_world import fake_world
 from placements.interop.programs import Input, Program, Step, move
 from placements.interop.reference import Unequal, check_sound
 from placements.interop.report import Survey, markdown, survey
-from placements.tensor_type import declared
-from placements.types import AxisType, I, P, R, S, V
+from placements.runtime.declared import declared
+from placements.types.axis import AxisType, I, P, R, S, V
 from tests.support.pinned import on_pinned_torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"

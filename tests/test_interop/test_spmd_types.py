@@ -19,9 +19,9 @@ from placements.interop.spmd_types import (
     from_peer,
     to_peer,
 )
-from placements.mesh import Mesh
-from placements.tensor_type import declared
-from placements.types import AxisType, I, P, R, S, V
+from placements.runtime.declared import declared
+from placements.types.axis import AxisType, I, P, R, S, V
+from placements.types.mesh import Mesh
 
 MESH = Mesh({"dp": 2, "tp": 2})
 WORDS = [R, I, V, P, S(0), S(1)]

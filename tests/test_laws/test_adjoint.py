@@ -22,9 +22,9 @@ from placements import (
     convert,
     reduce_scatter,
 )
+from placements.inference.transitions import TRANSITIONS, Transition
 from placements.testing import check_adjoint
-from placements.transitions import TRANSITIONS, Transition
-from placements.types import BY_LETTER, AxisType
+from placements.types.axis import BY_LETTER, AxisType
 
 MESH = {"tp": 4}
 X = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) / 7

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import placements
 from placements import I, P, PlacementError, R, assert_type, set_current_mesh, verify
+from placements._torch import unseen
 from placements.testing import device_mesh, run_ranks
-from placements.torch_private import unseen
 
 FILE = "drawn.py"
 MESHES = ({"tp": 2}, {"tp": 3}, {"dp": 2, "tp": 2})

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import Phase, given, settings
 
-from placements.ops import OPS, ROWS
+from placements.inference.ops import OPS, ROWS
 from placements.testing.cases import Call, call_names, calls
 from placements.testing.laws.decided import SEVERAL_ROWS, STRICT, check_decided
 
@@ -52,7 +52,7 @@ def test_what_is_strict_on_purpose_is_strict(
 def test_the_law_finds_a_wrong_row(
     name: str, like: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from placements.op_lookup import KNOWN
+    from placements.checker.lookup import KNOWN
 
     monkeypatch.setitem(OPS, name, OPS[like])
     KNOWN.clear()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from placements.rules import DRAWS, Draw
+from placements.inference.rules import DRAWS, Draw
 from placements.testing.laws.draws import check_draw
 from placements.testing.laws.losses import SOURCES, check_loss
 

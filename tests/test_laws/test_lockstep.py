@@ -7,8 +7,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from torch import Tensor
 
-from placements.mesh import Mesh
-from placements.testing.failures import RankFailure
 from placements.testing.laws.lockstep import (
     MUTATIONS,
     Mutant,
@@ -18,7 +16,9 @@ from placements.testing.laws.lockstep import (
     programs_with_empty_pieces,
 )
 from placements.testing.laws.programs import Program, Step
-from placements.types import P, R
+from placements.testing.ranks.failures import RankFailure
+from placements.types.axis import P, R
+from placements.types.mesh import Mesh
 
 # The mutations share the examples of a profile.
 SHARE = len(MUTATIONS)

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
-from placements.duals import DUALS, dual
+from placements.inference.transitions import TRANSITIONS, Transition, dual_transition
 from placements.testing.laws.moves import MoveCase, check_transition, move_cases
-from placements.transitions import TRANSITIONS, Transition, dual_transition
-from placements.types import BY_LETTER, Shard
+from placements.types.axis import BY_LETTER, DUALS, Shard, dual
 
 # The rows share the examples of a profile.
 SHARE = len(TRANSITIONS)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import placements
 from placements import Mesh, Ragged, assert_type, ledger, set_current_mesh, typecheck
+from placements.inference.transitions import TRANSITIONS, Transition
 from placements.testing import device_mesh, run_ranks
-from placements.transitions import TRANSITIONS, Transition
-from placements.types import BY_LETTER, AxisType, Shard
+from placements.types.axis import BY_LETTER, AxisType, Shard
 
 DP: dict[str, AxisType] = {"dp": BY_LETTER["R"]}
 

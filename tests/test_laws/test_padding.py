@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 
-from placements.op_lookup import KNOWN
-from placements.ops import OPS
+from placements.checker.lookup import KNOWN
+from placements.inference.ops import OPS
 from placements.testing.cases import call_names
 from placements.testing.laws.padding import PaddedCall, check_padding, padded_calls
 

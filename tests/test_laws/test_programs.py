@@ -2,9 +2,9 @@
 
 from hypothesis import given
 
-from placements.mesh import Mesh
 from placements.testing.laws.programs import Program, Step, check_program, programs
-from placements.types import R, Shard
+from placements.types.axis import R, Shard
+from placements.types.mesh import Mesh
 
 
 def test_many_programs_are_accepted_and_equal_one_device() -> None:

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placements.mesh import Mesh
 from placements.testing import strategies
 from placements.testing.laws.round_trips import (
     check_described,
@@ -14,7 +13,9 @@ from placements.testing.laws.round_trips import (
     check_scaled,
 )
 from placements.testing.strategies import PlacedTensor
-from placements.types import AxisType, Described, Shard
+from placements.types.axis import AxisType, Shard
+from placements.types.mesh import Mesh
+from placements.types.text import Described
 
 # Totals of up to 9 rows, and some that twice the ranks often divide: ZigZag.
 totals = st.one_of(st.integers(0, 9), st.sampled_from([8, 12, 16, 24]))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations_with_replacement, permutations, product
 
-from placements.rules import (
+from placements.inference.rules import (
     LINEAR,
     MULTILINEAR,
     NONLINEAR,

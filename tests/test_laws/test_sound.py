@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import Phase, find, given, settings
 
-from placements.mesh import Mesh
-from placements.ops import OPS, ROWS
+from placements.inference.ops import OPS, ROWS
 from placements.testing.cases import CASES, NOT_CALLED, Call, Given, call_names
+from placements.testing.draw.placed import Cut, Layout, Pattern
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall, placed_calls
 from placements.testing.laws.sound import (
@@ -15,8 +15,8 @@ from placements.testing.laws.sound import (
     require_accepted,
     run_ranks,
 )
-from placements.testing.placed import Cut, Layout, Pattern
-from placements.types import R, V
+from placements.types.axis import R, V
+from placements.types.mesh import Mesh
 
 # Names share their flow with the others of their row, so the examples of a profile are
 # spread over the names.
@@ -50,7 +50,7 @@ def test_accepted_calls_equal_one_device(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A non-linear op called linear must not pass."""
-    from placements.op_lookup import KNOWN
+    from placements.checker.lookup import KNOWN
 
     monkeypatch.setitem(OPS, "exp", OPS["neg"])
     KNOWN.clear()

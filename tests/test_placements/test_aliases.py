@@ -24,8 +24,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.op_lookup import KNOWN
-from placements.ops import OPS
+from placements.checker.lookup import KNOWN
+from placements.inference.ops import OPS
 
 
 @pytest.fixture(autouse=True)

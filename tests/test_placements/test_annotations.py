@@ -209,7 +209,7 @@ def test_axes_that_a_mesh_may_leave_out_are_ignored(
     def f(x: Annotated[Float[Tensor, "..."], On(cp=P, tp=R)]) -> None:
         return None
 
-    monkeypatch.setattr("placements.mesh._families", {frozenset({"dp", "cp", "tp"})})
+    monkeypatch.setattr("placements.types.mesh._families", {frozenset({"dp", "cp", "tp"})})
     f(of(R, 2))
 
 
@@ -245,7 +245,7 @@ def test_a_reference_to_nothing_says_what_there_is() -> None:
 
 
 def test_with_checking_off_nothing_is_checked() -> None:
-    from placements.state import suspended
+    from placements.runtime.state import suspended
 
     with suspended():
         weigh(torch.ones(2, 3), torch.ones(2, 2), 1, name=3)  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.extents import Padded, Ragged
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.types.extents import Padded, Ragged
 
 # 7 tokens over 2 dp ranks are 4 and 3, and of them unequal numbers are valid.
 LOSSES = torch.tensor([3.0, 5.0, 7.0, 11.0, 2.0, 4.0, 8.0], dtype=torch.float64)

@@ -28,27 +28,27 @@ from placements import (
     PlacementError,
     R,
     S,
+    _torch,
     assert_type,
-    checking,
     current_mesh,
     ledger,
     own_generator,
-    patches,
     set_current_mesh,
     set_gradient_dtype,
     shared_generator,
-    torch_private,
     type_of,
     typecheck,
     verify,
 )
-from placements.blocks import together
-from placements.ledger import active_ledger
-from placements.mesh import as_mesh
-from placements.precision import gradient_dtype
-from placements.state import block_here, checkers, current, suspended
+from placements._torch import UnsupportedTorchError
+from placements.checker import block as checking
+from placements.checker import patches
+from placements.collectives.precision import gradient_dtype
+from placements.runtime.blocks import together
+from placements.runtime.ledger import active_ledger
+from placements.runtime.state import block_here, checkers, current, suspended
 from placements.testing import RankFailure, device_mesh, run_ranks
-from placements.torch_private import UnsupportedTorchError
+from placements.types.mesh import as_mesh
 
 
 class Undeclared(torch.autograd.Function):
@@ -81,7 +81,7 @@ def snapshot() -> dict[Any, Any]:
         "ledger": active_ledger(),
         "policy": gradient_dtype("tp"),
     }
-    return entries | state | dict(enumerate(torch_private.modes()))
+    return entries | state | dict(enumerate(_torch.modes()))
 
 
 BEFORE = snapshot()
@@ -212,7 +212,7 @@ def test_an_interrupt_while_a_block_that_acts_at_once_is_left(name: str) -> None
 def test_an_interrupt_while_what_is_made_once_is_made(monkeypatch: Any) -> None:
     for k in itertools.count(1, 29):
         monkeypatch.setattr(patches, "_last", [])
-        monkeypatch.setattr(torch_private, "_works", set())
+        monkeypatch.setattr(_torch, "_works", set())
         raised = interrupt_at(k, typecheck)
         assert_clean()
         if not raised:
@@ -289,9 +289,9 @@ def test_what_is_done_together_runs_in_order() -> None:
 
 
 def test_a_torch_that_lacks_something_is_one_clear_error(monkeypatch: Any) -> None:
-    missing = torch_private.Use("torch._C._gone", "do things", lambda: torch._C._gone)
-    monkeypatch.setitem(torch_private.PARTS, "checking", (missing, *torch_private.CHECKING))
-    monkeypatch.setattr(torch_private, "_works", set())
+    missing = _torch.Use("torch._C._gone", "do things", lambda: torch._C._gone)
+    monkeypatch.setitem(_torch.PARTS, "checking", (missing, *_torch.CHECKING))
+    monkeypatch.setattr(_torch, "_works", set())
     for make in (typecheck, verify):
         with pytest.raises(UnsupportedTorchError) as caught, make():
             raise AssertionError("entered")
@@ -307,8 +307,8 @@ PUSH = "_push_on_torch_function_stack"
 
 
 @pytest.mark.parametrize("owner, name, shown", [
-    (torch_private, "push_mode", PUSH), (torch_private, "mode_at", PUSH),
-    (torch_private, "count_modes", PUSH), (torch_private, "pop_mode", PUSH),
+    (_torch, "push_mode", PUSH), (_torch, "mode_at", PUSH),
+    (_torch, "count_modes", PUSH), (_torch, "pop_mode", PUSH),
     (torch._C, "DisableTorchFunction", "DisableTorchFunction"),
     (torch.autograd.Function, "apply", "Function.apply"),
     (nn.Module, "register_buffer", "register_buffer"),
@@ -318,8 +318,8 @@ PUSH = "_push_on_torch_function_stack"
     (torch._ops, "OpOverload", "OpOverload"),
 ])  # fmt: skip
 def test_every_probe_can_fail(monkeypatch: Any, owner: Any, name: str, shown: str) -> None:
-    monkeypatch.setattr(torch_private, "_works", set())
-    if owner is torch_private:
+    monkeypatch.setattr(_torch, "_works", set())
+    if owner is _torch:
         monkeypatch.setattr(owner, name, None)
     else:
         monkeypatch.delattr(owner, name)
@@ -491,7 +491,7 @@ def test_the_modes_of_others_stay_where_they_are() -> None:
     assert next(steps)
     with Doubling() as mode:
         steps.close()
-        assert torch_private.modes() == [mode]
+        assert _torch.modes() == [mode]
     assert_clean()
 
 

@@ -22,8 +22,8 @@ from placements import (
     split,
     typecheck,
 )
-from placements.extents import Folded, Padded, Ragged
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.types.extents import Folded, Padded, Ragged
 
 VALUES: dict[str, Tensor] = {
     "gate.weight": torch.arange(36.0).view(12, 3),

@@ -190,7 +190,7 @@ def on_an_optional_axis(
 
 
 def test_an_axis_may_be_left_out_if_it_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placements.mesh._families", set[frozenset[str]]())
+    monkeypatch.setattr("placements.types.mesh._families", set[frozenset[str]]())
     with set_current_mesh(MESH), typecheck():
         x = assert_type(torch.ones(2, 2), {"dp": S(0), "tp": R})
         with pytest.raises(PlacementError, match=r"call optional_axes\('ring', \.\.\.\)"):

@@ -24,8 +24,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.extents import Padded
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.types.extents import Padded
 
 AXES = {"dp": 2, "tp": 2}
 # Values of which some are pieces and some are equal; 5 rows over 2 ranks are 3 and 2.

@@ -30,9 +30,9 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.extents import Extent
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
 from placements.testing import device_mesh, run_ranks
+from placements.types.extents import Extent
 
 # B, L, ranks | stride, valid, start, rows of a padded piece: seeds 2.4
 UNEVEN = [

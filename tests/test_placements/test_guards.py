@@ -20,10 +20,10 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.op_lookup import torch_name
-from placements.ops import OPS
+from placements.checker.lookup import torch_name
+from placements.inference.ops import OPS
 from placements.testing import run_ranks
-from placements.testing.ranks import device_mesh
+from placements.testing.ranks.run import device_mesh
 
 
 def test_an_unknown_op_is_refused_by_name_with_the_line_that_adds_it() -> None:

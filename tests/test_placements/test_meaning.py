@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from placements import Folded, I, P, Padded, R, Ragged, S, V, ZigZag, join, split
-from placements.types import AxisType
+from placements.types.axis import AxisType
 
 TYPES: list[AxisType] = [R, I, P, S(0), S(1), S(0, Padded(5)), S(1, Ragged(4, 0, 2))]
 

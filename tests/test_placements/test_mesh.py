@@ -26,9 +26,9 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.extents import Extent
 from placements.testing import run_ranks
-from placements.types import AxisType
+from placements.types.axis import AxisType
+from placements.types.extents import Extent
 
 DENSE = {"dp": 2, "cp": 1, "tp": 4}
 

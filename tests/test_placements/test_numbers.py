@@ -29,7 +29,7 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.numbers import Facts, RankInt, facts_of
+from placements.inference.numbers import Facts, RankInt, facts_of
 from placements.testing import RankFailure, device_mesh, run_ranks
 
 AXES = {"dp": 2, "tp": 2}

@@ -31,7 +31,7 @@ from placements import (
     typecheck,
     typed,
 )
-from placements.state import suspended
+from placements.runtime.state import suspended
 
 N, T, D, E, K = 5, 8, 4, 6, 2
 

@@ -39,9 +39,10 @@ from placements import (
     typecheck,
     typed,
 )
+from placements.collectives.precision import gradient_dtype
+from placements.inference.transitions import TRANSITIONS, Transition
 from placements.testing import device_mesh, run_ranks
-from placements.transitions import TRANSITIONS, Transition
-from placements.types import BY_LETTER, AxisType, Shard
+from placements.types.axis import BY_LETTER, AxisType, Shard
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 FINE = 1 + 2**-10  # float32 and float64 hold it, bfloat16 does not
@@ -193,7 +194,7 @@ def test_a_policy_says_in_which_dtype_gradients_are_summed() -> None:
 
 
 def test_policies_nest_and_end() -> None:
-    find = placements.precision.gradient_dtype
+    find = gradient_dtype
     assert find("tp") is None
     with set_gradient_dtype(F32):
         assert find("tp") == F32

@@ -26,7 +26,6 @@ from placements import (
     convert,
     declare,
     gradient_axes,
-    leaf_gradients,
     reduce_gradients,
     reinterpret_mesh,
     set_current_mesh,
@@ -34,9 +33,10 @@ from placements import (
     typecheck,
     verify,
 )
-from placements.reductions import note_of
+from placements._torch import unseen
+from placements.runtime import leaf_gradients
+from placements.runtime.reductions import note_of
 from placements.testing import RankFailure, device_mesh, run_ranks
-from placements.torch_private import unseen
 
 sum_dp = partial(all_reduce, axis="dp", src=P, dst=R)
 

@@ -28,10 +28,9 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.duals import dual
-from placements.tensor_type import declared
-from placements.types import (
-    AxisType,
+from placements.runtime.declared import declared
+from placements.types.axis import AxisType, dual
+from placements.types.text import (
     as_axis_type,
     parse_axis_type,
     parse_described,

@@ -37,12 +37,12 @@ from placements import (
     typed,
     verify,
 )
-from placements.crosscheck import first_lie
-from placements.extents import Padded
-from placements.fingerprints import Fingerprint, project
-from placements.logs import Claim, Event, Log, MeshKey
-from placements.mesh import Mesh
+from placements.runtime.fingerprints import Fingerprint, project
 from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.types.extents import Padded
+from placements.types.mesh import Mesh
+from placements.verification.crosscheck import first_lie
+from placements.verification.logs import Claim, Event, Log, MeshKey
 
 AXES = {"dp": 2, "tp": 2}
 T, D, H = 4, 4, 8
@@ -417,7 +417,9 @@ def test_a_rank_that_others_do_not_meet_tells_how_far_it_came(
         raise RuntimeError("connection closed by peer")
 
     # The package's name `verify` is the function.
-    monkeypatch.setattr(sys.modules["placements.verify"], "from_all_ranks", timed_out)
+    monkeypatch.setattr(
+        sys.modules["placements.verification.mode"], "from_all_ranks", timed_out
+    )
     with pytest.raises(RuntimeError) as caught, verify():
         assert_type(torch.ones(2), {})
     assert "this rank was at the exchange of logs" in caught.value.__notes__[0]

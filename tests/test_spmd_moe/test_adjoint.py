@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from placements import I, Mesh, P, convert, set_current_mesh, split
 from placements.testing import check_adjoint
-from placements.types import AxisType
+from placements.types.axis import AxisType
 from spmd_moe import MoE, Parallel
 from tests.support.moe import PARALLELS, Case, build, declared_types, meshes
 from tests.test_spmd_moe.test_layer import named

@@ -30,7 +30,7 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
 from placements.testing import RankFailure, device_mesh, run_ranks
 from spmd_moe import combine, combine_full_length
 from spmd_moe.layouts import layout

@@ -20,8 +20,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.mesh import as_mesh
 from placements.testing import device_mesh, run_ranks
+from placements.types.mesh import as_mesh
 from spmd_moe import AllToAllDispatcher, LocalDispatcher, MoE, Parallel, combine
 from spmd_moe.layouts import layout
 from spmd_moe.permute import count_experts

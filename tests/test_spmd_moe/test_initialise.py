@@ -20,8 +20,8 @@ from torch.distributed.tensor import (
 )
 
 from placements import assert_type, set_current_mesh, type_of, typecheck
+from placements._torch import unseen
 from placements.testing import device_mesh, run_ranks
-from placements.torch_private import unseen
 from spmd_moe import MoE, MoEConfig, Parallel
 from spmd_moe.balance import LoadBalance
 from spmd_moe.training.language_model import LanguageModel

@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from placements import (
-    PlacementError,
-    assert_type,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import PlacementError, assert_type, set_current_mesh, type_of, typecheck
 from placements.testing import RankFailure
-from placements.types import BY_LETTER, Shard
+from placements.types.axis import BY_LETTER, Shard
 from spmd_moe import MoE, Parallel
 from spmd_moe.layouts import (
     CONFIGURATIONS,

@@ -14,20 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements import (
-    Index,
-    R,
-    S,
-    assert_type,
-    current_mesh,
-    reinterpret_mesh,
-    type_of,
-)
-from placements.mesh import as_mesh
+from placements import Index, R, S, assert_type, current_mesh, reinterpret_mesh, type_of
 from placements.testing import check_spmd_case, device_mesh
-from placements.testing.routings import DrawnRouting, routings
+from placements.testing.draw.routings import DrawnRouting, routings
 from placements.testing.strategies import numbers, seeded, seeds
-from placements.types import AxisType
+from placements.types.axis import AxisType
+from placements.types.mesh import as_mesh
 from spmd_moe import AllToAllDispatcher, LocalDispatcher, Parallel, combine
 from spmd_moe.grouped_mm import grouped_mm
 from spmd_moe.layouts import Layout, configuration, layout

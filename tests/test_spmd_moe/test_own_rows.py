@@ -20,7 +20,7 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
 from spmd_moe.own_rows import own_rows, pieces_like
 
 MESH = Mesh({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 0, "tp": 1})

@@ -20,7 +20,7 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.index_maps import row_numbers
+from placements.collectives.rows import row_numbers
 from spmd_moe import MoE, permute, route
 from spmd_moe.permute import count_experts, inverse, regroup, routing_map, sort_slots
 from tests.support.moe import CONFIG

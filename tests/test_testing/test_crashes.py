@@ -19,25 +19,25 @@ from placements import (
     R,
     Ragged,
     S,
+    _torch,
     all_reduce,
     assert_type,
-    infer,
     region,
     reinterpret_mesh,
-    torch_private,
     typed,
 )
-from placements.propagate import Typecheck
+from placements.checker.mode import Typecheck
+from placements.inference import combine as infer
 from placements.testing import RankFailure, assert_spmd_equivalent, check_spmd_case
 from placements.testing.cases.table import calls
-from placements.testing.crashes import CheckerCrash, check_judged
+from placements.testing.compare.case import refusal
 from placements.testing.laws.kept_numbers import is_kept
 from placements.testing.laws.losses import check_loss
 from placements.testing.laws.padding import check_padding, padded_calls
 from placements.testing.laws.placed_calls import placed_calls
 from placements.testing.laws.sound import check_sound
-from placements.testing.spmd_case import refusal
-from placements.verify import Verify
+from placements.testing.ranks.crashes import CheckerCrash, check_judged
+from placements.verification.mode import Verify
 from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import find_all, summary
 from spmd_moe.bugs.measure import CRASHED, measure
@@ -55,7 +55,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def at_entry(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr("placements.checking._entering", raising(error))
+    monkeypatch.setattr("placements.checker.block._entering", raising(error))
 
 
 def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception, *names: str) -> None:
@@ -72,7 +72,9 @@ def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception, *names: str) -> 
 
 
 def in_verify(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(sys.modules["placements.verify"], "first_lie", raising(error))
+    monkeypatch.setattr(
+        sys.modules["placements.verification.mode"], "first_lie", raising(error)
+    )
 
 
 PLACES = [at_entry, at_an_op]
@@ -236,9 +238,9 @@ def test_bad_arguments_that_only_a_checked_call_looks_at_are_no_crash(
 
 
 def test_the_laws_tell_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    from placements.mesh import Mesh
     from placements.testing.laws import programs as drawn
     from placements.testing.laws.lockstep import check_lockstep
+    from placements.types.mesh import Mesh
 
     program = drawn.Program(
         Mesh({"tp": 2}), 2, ({"tp": R},), (drawn.Step("double", (0,)),), 0
@@ -357,7 +359,7 @@ def summed(
 
 def test_a_crash_in_backward_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "placements.testing.spmd_case._seed", raising(KeyError("cotangent"))
+        "placements.testing.compare.case._seed", raising(KeyError("cotangent"))
     )
     inputs: Any = {"x_T": (torch.ones(4).double(), {"tp": P})}
     with pytest.raises(CheckerCrash, match="KeyError: 'cotangent'"):
@@ -385,9 +387,9 @@ def test_a_torch_that_is_not_supported_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    gone = torch_private.Use("torch.gone", "do things", lambda: False)
-    monkeypatch.setitem(torch_private.PARTS, part, (gone,))
-    monkeypatch.setattr(torch_private, "_works", set())
+    gone = _torch.Use("torch.gone", "do things", lambda: False)
+    monkeypatch.setitem(_torch.PARTS, part, (gone,))
+    monkeypatch.setattr(_torch, "_works", set())
     monkeypatch.setattr("spmd_moe.cli.bugs.BUGS", BUGS[:2])
     code = main([*command, *options])
     shown = capsys.readouterr()

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from placements import I, On, P, Padded, R, S, all_reduce, convert, declare, typed
-from placements.mesh import current_mesh
+from placements.runtime.mesh import current_mesh
 from placements.testing import assert_spmd_equivalent, check_spmd_case
 
 TD = Float[Tensor, "T D"]

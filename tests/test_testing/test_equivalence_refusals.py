@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from placements import On, P, Padded, R, S, V, declare, typed
 from placements.testing import assert_spmd_equivalent, check_spmd_case
-from placements.testing.spmd_case import refusal
+from placements.testing.compare.case import refusal
 
 Rows = Annotated[Float[Tensor, "T D"], On(tp=S(0))]
 

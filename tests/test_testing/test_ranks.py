@@ -17,7 +17,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placements.testing import RankFailure, device_mesh, run_ranks
-from placements.testing.sim_backend import SimGroup
+from placements.testing.ranks.backend import SimGroup
 
 AXES = {"dp": 2, "tp": 2}
 resolve = torch._C._distributed_c10d._resolve_process_group

@@ -7,7 +7,8 @@ from typing import ClassVar
 import pytest
 import torch.distributed as dist
 
-from placements.testing import RankFailure, lockstep, run_ranks
+from placements.testing import RankFailure, run_ranks
+from placements.testing.ranks import scheduler as lockstep
 
 
 def ranks_alive() -> int:

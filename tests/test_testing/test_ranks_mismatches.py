@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from placements.testing import RankFailure, device_mesh, failures, run_ranks
-from placements.testing.sim_backend import SimGroup
+from placements.testing import RankFailure, device_mesh, run_ranks
+from placements.testing.ranks import failures
+from placements.testing.ranks.backend import SimGroup
 
 AXES = {"dp": 2, "tp": 2}
 

@@ -26,7 +26,6 @@ from placements import (
     type_of,
     verify,
 )
-from placements.mesh import as_mesh
 from placements.testing import (
     RankFailure,
     check_adjoint,
@@ -34,7 +33,8 @@ from placements.testing import (
     device_mesh,
     run_ranks,
 )
-from placements.types import TypesLike
+from placements.types.axis import TypesLike
+from placements.types.mesh import as_mesh
 from spmd_moe import AllToAllDispatcher, combine
 from spmd_moe.dispatch import Dispatched
 from spmd_moe.layouts import layout

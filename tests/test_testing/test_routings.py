@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import find, given, settings
 
-from placements.testing.routings import DrawnRouting, routings
+from placements.testing.draw.routings import DrawnRouting, routings
 
 
 @given(routings())

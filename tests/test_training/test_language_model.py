@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from placements import gradient_axes, set_current_mesh, typecheck, verify
-from placements.mesh import as_mesh
 from placements.testing import device_mesh, run_ranks
+from placements.types.mesh import as_mesh
 from spmd_moe import Parallel
 from spmd_moe.training.language_model import LanguageModel
 from spmd_moe.training.recipe import Recipe

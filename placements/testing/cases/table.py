@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import strategies as st
 
-from placements.ops import OPS
+from placements.inference.ops import OPS
 from placements.testing.cases import elementwise as e
 from placements.testing.cases import indexing as i
 from placements.testing.cases import products as p

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placements.index import Index
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, make
+from placements.testing.draw.placed import Place, join_ranks, on_axes, places, split_ranks
 from placements.testing.laws.placed_calls import PlacedCall
-from placements.testing.placed import Place, join_ranks, on_axes, places, split_ranks
 from placements.testing.strategies import numbers, seeded
+from placements.types.index import Index
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType, make
 
 
 @dataclass

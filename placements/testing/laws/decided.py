@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from placements.errors import PlacementError
-from placements.extents import Even, Ragged
-from placements.index import Index
-from placements.infer import Refusal
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType, make
+from placements.inference.terms import Refusal
+from placements.runtime.errors import PlacementError
 from placements.testing.cases import Call
 from placements.testing.cases.build import is_in_place
 from placements.testing.laws.comparison import Comparison, RankResult, Tally, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
 from placements.testing.laws.sound import check_results, run_ranks
 from placements.testing.strategies import seeded
-from placements.types import AxisType, I, P, R, Shard
+from placements.types.axis import AxisType, I, P, R, Shard
+from placements.types.extents import Even, Ragged
+from placements.types.index import Index
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType, make
 
 AXIS = "tp"
 MESH = Mesh({AXIS: 2})

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placements.declarations import assert_type, type_of
-from placements.errors import PlacementError
-from placements.extents import Even
-from placements.meaning import join, split
-from placements.mesh import Mesh, set_current_mesh
-from placements.propagate import typecheck
-from placements.state import shared_generator
-from placements.tensor_type import make
-from placements.testing.placed import split_ranks
+from placements.annotations.declarations import assert_type, type_of
+from placements.checker.mode import typecheck
+from placements.runtime.errors import PlacementError
+from placements.runtime.mesh import set_current_mesh
+from placements.runtime.state import shared_generator
+from placements.testing.draw.placed import split_ranks
 from placements.testing.strategies import seeded
-from placements.types import AxisType, I, P, R, Shard, V
+from placements.types.axis import AxisType, I, P, R, Shard, V
+from placements.types.extents import Even
+from placements.types.meaning import join, split
+from placements.types.mesh import Mesh
+from placements.types.tensor import make
 
 AXIS = "tp"
 MESH = Mesh({AXIS: 2})

@@ -6,13 +6,14 @@ move elements without looking at them must not make a Replicate of it.
 
 import torch
 
-from placements.declarations import type_of
-from placements.mesh import Mesh, set_current_mesh
-from placements.propagate import typecheck
+from placements._torch import unseen
+from placements.annotations.declarations import type_of
+from placements.checker.mode import typecheck
+from placements.runtime.mesh import set_current_mesh
 from placements.testing.cases import Call
-from placements.testing.crashes import check_judged
 from placements.testing.laws.comparison import tensors_in
-from placements.torch_private import unseen
+from placements.testing.ranks.crashes import check_judged
+from placements.types.mesh import Mesh
 
 # Ops that keep a number: they move elements, or make another number of it.
 KEEP_NUMBERS = frozenset(

@@ -17,18 +17,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import placements
-from placements.declarations import assert_type
-from placements.errors import PlacementError
-from placements.ledger import Entry, ledger
-from placements.meaning import split
-from placements.mesh import Mesh, set_current_mesh
-from placements.propagate import typecheck
-from placements.testing.crashes import check_judged
-from placements.testing.failures import RankFailure
+from placements.annotations.declarations import assert_type
+from placements.checker.mode import typecheck
+from placements.runtime.errors import PlacementError
+from placements.runtime.ledger import Entry, ledger
+from placements.runtime.mesh import set_current_mesh
 from placements.testing.laws.programs import Program, programs
-from placements.testing.ranks import device_mesh, run_ranks
+from placements.testing.ranks.crashes import check_judged
+from placements.testing.ranks.failures import RankFailure
+from placements.testing.ranks.run import device_mesh, run_ranks
 from placements.testing.strategies import numbers, seeded
-from placements.types import Shard, TypesLike
+from placements.types.axis import Shard, TypesLike
+from placements.types.meaning import split
+from placements.types.mesh import Mesh
 
 Sent = list[tuple[str, str, bool]]  # axis, kind, whether in backward
 

@@ -8,13 +8,14 @@ numbers, of which none is the loss; pieces are the elements of a tensor.
 import torch
 from torch import Tensor
 
-from placements.declarations import assert_type, type_of
-from placements.errors import PlacementError
-from placements.extents import Even
-from placements.meaning import join, split
-from placements.mesh import Mesh, set_current_mesh
-from placements.propagate import typecheck
-from placements.types import AxisType, I, P, R, Shard, V
+from placements.annotations.declarations import assert_type, type_of
+from placements.checker.mode import typecheck
+from placements.runtime.errors import PlacementError
+from placements.runtime.mesh import set_current_mesh
+from placements.types.axis import AxisType, I, P, R, Shard, V
+from placements.types.extents import Even
+from placements.types.meaning import join, split
+from placements.types.mesh import Mesh
 
 AXIS = "tp"
 MESH = Mesh({AXIS: 2})

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import placements
+from placements.checker.mode import typecheck
 from placements.collectives import all_to_all
-from placements.extents import Extent
-from placements.meaning import put_pieces, take_piece
-from placements.mesh import set_current_mesh
-from placements.propagate import typecheck
-from placements.testing.ranks import device_mesh, run_ranks
+from placements.inference.transitions import TRANSITIONS, Transition
+from placements.runtime.mesh import set_current_mesh
+from placements.testing.ranks.run import device_mesh, run_ranks
 from placements.testing.strategies import extents, numbers, seeded, seeds
-from placements.transitions import TRANSITIONS, Transition
-from placements.types import BY_LETTER, AxisType, Shard
+from placements.types.axis import BY_LETTER, AxisType, Shard
+from placements.types.extents import Extent
+from placements.types.meaning import put_pieces, take_piece
 
 AXIS = "tp"
 

@@ -14,18 +14,19 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.declarations import type_of
-from placements.mesh import Mesh, set_current_mesh
-from placements.propagate import typecheck
-from placements.tags import put
-from placements.tensor_type import TensorType
+from placements.annotations.declarations import type_of
+from placements.checker.mode import typecheck
+from placements.runtime.mesh import set_current_mesh
+from placements.runtime.tags import put
 from placements.testing.cases import Call, Given, calls
-from placements.testing.crashes import check_judged
-from placements.testing.draws import numbers, seeded
+from placements.testing.draw.numbers import numbers, seeded
 from placements.testing.laws.comparison import close, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
+from placements.testing.ranks.crashes import check_judged
 from placements.testing.strategies import seeds
-from placements.validity import Pads, Validity
+from placements.types.mesh import Mesh
+from placements.types.padding import Pads, Validity
+from placements.types.tensor import TensorType
 
 ALONE = Mesh({})
 

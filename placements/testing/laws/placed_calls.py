@@ -10,11 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.index import Index
-from placements.mesh import Mesh
-from placements.tensor_type import TensorType
 from placements.testing.cases import Call, Given, calls
-from placements.testing.placed import Place, on_axes, places, split_ranks
+from placements.testing.draw.placed import Place, on_axes, places, split_ranks
 from placements.testing.strategies import (
     layouts,
     likely_types,
@@ -23,6 +20,9 @@ from placements.testing.strategies import (
     seeded,
     seeds,
 )
+from placements.types.index import Index
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType
 
 
 class InvalidCallError(Exception):

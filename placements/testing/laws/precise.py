@@ -9,9 +9,9 @@ values that were equal no longer are.
 
 from collections.abc import Sequence
 
-from placements.ops import OPS
-from placements.tensor_type import TensorType
+from placements.inference.ops import OPS
 from placements.testing.laws.placed_calls import PlacedCall
+from placements.types.tensor import TensorType
 
 
 def forgets(name: str) -> str:

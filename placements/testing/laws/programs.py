@@ -12,12 +12,19 @@ from typing import Any
 from hypothesis import strategies as st
 from torch import Tensor
 
+from placements.annotations.declarations import type_of
 from placements.collectives import redistribute
-from placements.declarations import type_of
-from placements.mesh import Mesh, current_mesh
-from placements.testing.spmd_case import check_spmd_case
-from placements.testing.strategies import layouts, likely_types, meshes, numbers, seeded
-from placements.types import AxisType, I, P, R, Shard, TypesLike
+from placements.runtime.mesh import current_mesh
+from placements.testing.compare.case import check_spmd_case
+from placements.testing.strategies import (
+    layouts,
+    likely_types,
+    meshes,
+    numbers,
+    seeded,
+)
+from placements.types.axis import AxisType, I, P, R, Shard, TypesLike
+from placements.types.mesh import Mesh
 
 
 @dataclass(frozen=True)

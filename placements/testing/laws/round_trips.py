@@ -2,11 +2,12 @@
 
 import torch
 
-from placements.extents import Extent
-from placements.meaning import put_pieces, take_piece
-from placements.testing.placed import join_ranks
+from placements.testing.draw.placed import join_ranks
 from placements.testing.strategies import PlacedTensor
-from placements.types import AxisType, Described, parse_axis_type, parse_described
+from placements.types.axis import AxisType
+from placements.types.extents import Extent
+from placements.types.meaning import put_pieces, take_piece
+from placements.types.text import Described, parse_axis_type, parse_described
 
 
 def check_printed(t: AxisType) -> None:

@@ -18,24 +18,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from placements.declarations import type_of
-from placements.errors import PlacementError
-from placements.mesh import set_current_mesh
-from placements.propagate import typecheck
-from placements.state import shared_generator
-from placements.tags import put
-from placements.tensor_type import TensorType, make
+from placements.annotations.declarations import type_of
+from placements.checker.mode import typecheck
+from placements.runtime.errors import PlacementError
+from placements.runtime.mesh import set_current_mesh
+from placements.runtime.state import shared_generator
+from placements.runtime.tags import put
 from placements.testing.cases.build import is_in_place
-from placements.testing.crashes import check_judged
-from placements.testing.laws.comparison import (
-    Comparison,
-    RankResult,
-    Tally,
-    tensors_in,
-)
+from placements.testing.laws.comparison import Comparison, RankResult, Tally, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
 from placements.testing.laws.precise import check_precise
-from placements.types import AxisType, Shard, V
+from placements.testing.ranks.crashes import check_judged
+from placements.types.axis import AxisType, Shard, V
+from placements.types.tensor import TensorType, make
 
 
 def require_accepted(name: str, tally: Tally) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placements.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
+from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
 from placements.testing.strategies import numbers, seeded
 
 SIZE = 4

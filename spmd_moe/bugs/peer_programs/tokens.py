@@ -8,16 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 
-from placements import (
-    I,
-    P,
-    R,
-    S,
-    V,
-    all_gather,
-    all_reduce,
-    reinterpret,
-)
+from placements import I, P, R, S, V, all_gather, all_reduce, reinterpret
 from spmd_moe.bugs.c05_provenance import W_16_8, X_484
 from spmd_moe.bugs.inputs import mine, numbers
 from spmd_moe.bugs.peer_programs.words import from_local, locally, placed

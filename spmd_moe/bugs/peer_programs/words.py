@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
+from placements._torch import unseen
 from placements.testing import device_mesh
-from placements.torch_private import unseen
-from placements.types import TypesLike
+from placements.types.axis import TypesLike
 from spmd_moe.bugs.inputs import mine
 
 

@@ -1,0 +1,1 @@
+"""Types in signatures, on tensors and on modules."""

@@ -1,0 +1,1 @@
+"""`typecheck()`: infer and check the type of every tensor that an op makes."""

@@ -1,0 +1,195 @@
+"""What the checker does at the entrances to backward.
+
+Backward itself is not checked op by op: its types follow from the forward types. What is
+checked is what enters it, and what comes out gets the type of a gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from placements.inference.fixes import Fix
+from placements.inference.presentations import presented
+from placements.inference.terms import Refusal
+from placements.inference.transitions import cost, find
+from placements.runtime import tags
+from placements.runtime.callsite import caller, name_of
+from placements.runtime.describe import described, type_or_error
+from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.leaf_gradients import (
+    check_noted,
+    hooked_type,
+    misfit,
+    settle,
+    watch,
+)
+from placements.runtime.reductions import note_of, put_note, reduced
+from placements.runtime.state import observer, suspended
+from placements.types.axis import BY_LETTER, WORDS, Shard
+from placements.types.tensor import ZERO, from_factory
+
+# Backward starts with the gradient 1.0 on every rank, which is a Replicate. That is the
+# gradient of a Partial, and on an Invariant it is the same 1.0 that all ranks repeat.
+# letter of the loss -> (why it is refused, the call and type that mend it)
+LOSSES: dict[str, tuple[str, str, str] | None] = {
+    "I": None,
+    "P": None,
+    "R": (
+        "every rank would send back the whole gradient of one loss, and they are summed: "
+        "n times too much",
+        "convert",
+        "I",
+    ),
+    "V": (
+        "the ranks have losses of their own; if the loss is their sum, say so",
+        "reinterpret",
+        "P",
+    ),
+    "S": ("a loss is one number, not a piece of a tensor", "reinterpret", "V"),
+}
+
+
+def _check_loss(where: str, loss: Tensor) -> None:
+    found = type_or_error(loss, where)
+    for axis, t in found.items():
+        verdict = LOSSES[t.letter]
+        if verdict is None:
+            continue
+        reason, call, letter = verdict
+        name = name_of(loss) or "loss"
+        row = find(call, t, BY_LETTER[letter])
+        fixes: list[Fix] = []
+        if row is not None:
+            text = f"{call}({name}, {axis!r}, src={t!r}, dst={letter})"
+            fixes.append(Fix(text, *cost(row, axis)))
+        raise mismatch(
+            f"{where} at {caller()}", name, axis, "Invariant or Partial",
+            repr(t) if isinstance(t, Shard) else WORDS[t.letter],
+            rule=reason, operands=[described(loss)], fixes=fixes,
+        )  # fmt: skip
+
+
+def _check_seed(where: str, output: Tensor, seed: Tensor) -> None:
+    """A gradient that is handed in has the type of a gradient."""
+    expected, actual = type_or_error(output, where).dual(), type_or_error(seed, where)
+    if actual.is_number and actual.fresh is not None:
+        actual = from_factory(expected.mesh, actual.fresh)  # it is that on any mesh
+    elif actual.mesh != expected.mesh:
+        try:
+            actual = presented(actual, expected.mesh)
+        except Refusal as refusal:
+            raise PlacementError(
+                f"{where} at {caller()}: {name_of(seed) or 'gradient'} lives on "
+                f"{actual.mesh!r}, expected {expected.mesh!r}: {refusal.reason}",
+                where=where,
+                name=name_of(seed) or "gradient",
+                axis=refusal.axis,
+                expected=repr(expected.mesh),
+                actual=repr(actual.mesh),
+                rule="the gradient of a value has the dual of its type",
+                operands=[described(output), described(seed)],
+                advice="reinterpret_mesh(gradient, mesh)",
+            ) from None
+    for axis, t in expected.items():
+        # One number on every rank is any type but a Partial, which it would count n times.
+        fits = actual.is_number and (t.letter != "P" or actual.fresh == ZERO)
+        if actual[axis] != t and not fits:
+            name = name_of(seed) or "gradient"
+            raise mismatch(
+                f"{where} at {caller()}", name, axis, repr(t), repr(actual[axis]),
+                rule="the gradient of a value has the dual of its type",
+                operands=[described(output), described(seed)],
+            )  # fmt: skip
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value or () if isinstance(v, Tensor)]
+
+
+def _check_start(where: str, outputs: Sequence[Tensor], seeds: Any) -> None:
+    given = _tensors(seeds)
+    for k, output in enumerate(outputs):
+        if k < len(given):
+            _check_seed(where, output, given[k])
+        else:
+            _check_loss(where, output)
+
+
+def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    seeds = kwargs.get("gradient", kwargs.get("grad_tensors"))
+    outputs = _tensors(args[0] if args else kwargs.get("tensors", kwargs.get("self")))
+    if len(args) > 1:
+        seeds = args[1]
+    _check_start("backward", outputs, seeds)
+    watcher = observer()
+    if watcher is not None:
+        watcher.backward()
+    with suspended(in_backward=True):
+        return func(*args, **kwargs)
+
+
+def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    outputs = _tensors(args[0] if args else kwargs["outputs"])
+    inputs = _tensors(args[1] if len(args) > 1 else kwargs["inputs"])
+    seeds = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
+    _check_start("autograd.grad", outputs, seeds)
+    for x in inputs:
+        settle(x)
+    with suspended(in_backward=True):
+        grads = func(*args, **kwargs)
+    for x, grad in zip(inputs, grads, strict=True):
+        if grad is not None:
+            known = type_or_error(x, "autograd.grad").dual()
+            tags.put(grad, hooked_type("autograd.grad", x, known, grad))
+    return grads
+
+
+def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.grad: the gradient has the dual of the type of x, until it is reduced."""
+    grad = func(*args, **kwargs)
+    known = tags.get(args[0])
+    if isinstance(grad, Tensor) and known is not None and tags.get(grad) is None:
+        try:
+            tags.put(grad, reduced(known.dual(), note_of(grad)))
+        except Refusal:
+            tags.put(grad, known.dual())  # whoever uses it as a gradient says what is wrong
+    return grad
+
+
+def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.grad = g: g is the gradient of x, whole or reduced, on any presentation."""
+    x, grad = args
+    known, found = tags.get(x), tags.get(grad)  # None has no type either
+    if known is None or known.fresh is not None or found is None or found.fresh is not None:
+        return func(*args, **kwargs)
+    wanted, name = known.dual(), name_of(x) or "x"
+    where = f"{name}.grad at {caller()}"
+    try:
+        shown = presented(found, known.mesh)
+    except Refusal as refusal:
+        raise misfit(where, name, refusal) from None
+    for axis, t in wanted.items():
+        if shown[axis] != t and (t.letter != "P" or shown[axis].letter not in "RI"):
+            raise mismatch(
+                where, "the gradient", axis, repr(t), repr(shown[axis]),
+                rule="the gradient of a value has the dual of its type, or is Replicate "
+                "where it was Partial and is reduced",
+                operands=[described(x, known), described(grad, found)],
+            )  # fmt: skip
+    if shown.types == wanted.types:
+        return func(*args, **kwargs)
+    check_noted(where, name, wanted, shown, note := note_of(grad))
+    result = func(*args, **kwargs)
+    if note is not None:
+        put_note(grad, note)
+        watch(x)
+    return result
+
+
+AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "backward": _backward,
+    "grad": _grad,
+}

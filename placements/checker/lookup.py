@@ -1,0 +1,194 @@
+"""What to do with each torch function that the mode sees, found once by its name.
+
+An op of the table; a question that reveals no value; a value read as a number; an
+entrance to backward; or something that is not known, and refused.
+"""
+
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from placements._torch import op_name
+from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
+from placements.checker.guards import raw_collective
+from placements.checker.numbers import count_read, shape_of
+from placements.checker.writes import check_data, unwritten
+from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
+from placements.inference.op import Op
+from placements.inference.ops import METADATA, OPS, READS, SOURCES
+from placements.runtime import tags
+from placements.runtime.callsite import caller, name_of
+from placements.runtime.describe import described, padded_at
+from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.mesh import checked_mesh
+from placements.types.tensor import FILLED, ZERO, from_factory
+
+# torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
+KNOWN: dict[Any, Any] = {}
+
+
+class Call:
+    """A known op, and whether this form of it writes its first argument."""
+
+    __slots__ = ("in_place", "op", "takes_mesh", "takes_shared")
+
+    def __init__(self, op: Op, in_place: bool) -> None:
+        self.op = op
+        self.in_place = in_place
+        self.takes_mesh = "mesh" in op.takes
+        self.takes_shared = "shared" in op.takes
+
+
+def resolve(func: Any) -> Any:
+    """Find out once what to do with a torch function, and remember it."""
+    known = _find(func)
+    KNOWN[func] = known
+    return known
+
+
+def _find(func: Any) -> Any:
+    name = torch_name(func)
+    if name == "grad" and getattr(func, "__name__", "") == "__get__":
+        return gradient_of
+    if name in AUTOGRAD:
+        return AUTOGRAD[name]
+    if name == "grad.__set__":
+        return set_gradient
+    if name == "data.__set__":
+        return _set_data
+    if name in ("shape", "size", "numel", "nelement"):
+        return shape_of
+    if name == "tensor":
+        return _literal
+    if name in METADATA or name in SOURCES or name.endswith(".__set__"):
+        return _pass
+    if name in ("numpy", "__array__"):
+        return _array
+    if name in READS:
+        return _read
+    if name in OPS:
+        call = Call(OPS[name], in_place=name == "__setitem__")
+        return call if "::" not in name else _custom(func, name, call)
+    base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
+    if name.startswith("__i") and name.endswith("__"):
+        base = f"__{name[3:]}"  # x &= y
+    if base in OPS:
+        return Call(OPS[base], in_place=True)
+    return _unknown
+
+
+def torch_name(func: Any) -> str:
+    """The name that the table knows an op by."""
+    qualified = op_name(func)
+    if qualified is not None:
+        return qualified.removeprefix("aten::")
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__"):
+        owner = func.__self__.__name__
+        return owner if name == "__get__" else f"{owner}.__set__"
+    module = str(getattr(func, "__module__", None) or "torch")
+    return name if module.partition(".")[0] == "torch" else f"{module}.{name}"
+
+
+def _custom(func: Any, name: str, call: Call) -> Any:
+    """A custom op: its types are known, but it may not write what it is given."""
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with unwritten(name, (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+
+    def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        return mode.__torch_function__(watched, (), args, kwargs)
+
+    KNOWN[watched] = call
+    return handle
+
+
+def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _literal(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch.tensor(2.0) is one number, as full((), 2.0) is; of a list nobody said it."""
+    result = func(*args, **kwargs)
+    value = args[0] if args else kwargs.get("data")
+    if isinstance(value, int | float | complex) and not result.requires_grad:
+        mesh = checked_mesh()
+        fill = from_factory(mesh, FILLED if value else ZERO)
+        belongs = value.__class__ in RANK_NUMBERS
+        tags.put(result, filled_with(mesh, cast(RankNumber, value)) if belongs else fill)
+    return result
+
+
+def _set_data(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.data = y: x becomes what y is, unless it was said to be something else."""
+    check_data(args[0], args[1])
+    result = func(*args, **kwargs)
+    known = tags.get(args[1])
+    if known is None:
+        tags.clear(args[0])
+    else:
+        tags.put(args[0], known)
+    return result
+
+
+def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A value becomes a Python number: not while it is pending a sum."""
+    for tensor in args:
+        known = tags.get(tensor) if isinstance(tensor, Tensor) else None
+        if known is not None and known.pads:
+            raise padded_at(torch_name(func), tensor, known)
+        for axis in known or ():
+            if known is not None and known[axis].letter == "P":
+                name = name_of(tensor) or "x"
+                raise mismatch(
+                    f"{torch_name(func)} at {caller()}", name, axis, "Replicate", "Partial",
+                    rule="this rank holds one summand, not the value",
+                    operands=[described(tensor)],
+                    advice=f"all_reduce({name}, {axis!r}, src=P, dst=R)",
+                )  # fmt: skip
+    result = func(*args, **kwargs)
+    return count_read(args[0], result) if isinstance(result, int) else result
+
+
+def _array(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A numpy array over the memory of a tensor with a type: numpy does not write it."""
+    array = _read(mode, func, args, kwargs)
+    if tags.get(args[0]) is not None:
+        array.flags.writeable = False
+    return array
+
+
+def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if mode.lenient:
+        return func(*args, **kwargs)
+    name = torch_name(func)
+    module = str(getattr(func, "__module__", ""))
+    namespaces = ("_c10d_functional", "c10d")
+    if name.startswith(namespaces) or module.startswith("torch.distributed"):
+        every = (*args, *kwargs.values())
+        group = next((a for a in every if isinstance(a, dist.ProcessGroup)), None)
+        raise raw_collective(name.rpartition("::")[2], group, every)
+    raise PlacementError(
+        f"{name} at {caller()}: the table of ops does not know it",
+        where=name,
+        name=name,
+        rule="an op that is not known could do anything to placements",
+        operands=[described(t) for t in args if isinstance(t, Tensor)],
+        advice=f"placements.register_op({name!r}, like='exp')  "
+        "# the known op that treats its operands alike",
+    )
+
+
+def register_op(name: str, like: str) -> None:
+    """Make an op known that treats its operands as a known one does.
+
+    `name` is the torch name, or `namespace::name` of a custom op.
+    """
+    if like not in OPS:
+        raise ValueError(f"like={like!r} is not in the table of ops")
+    if name in OPS:
+        raise ValueError(f"{name!r} is in the table of ops already")
+    OPS[name] = OPS[like]
+    KNOWN.clear()

@@ -1,0 +1,210 @@
+"""Where numbers that belong to an axis come from: ranks, sizes of pieces, counts.
+
+`axis_rank` and `global_size` are for programs. While checking is on, `dist.get_rank`,
+`DeviceMesh.get_local_rank` and the sizes of a tensor that is cut say their axis too.
+"""
+
+from typing import Any, SupportsIndex, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from placements._torch import unseen
+from placements.inference.numbers import (
+    RANK_NUMBERS,
+    Facts,
+    RankNumber,
+    belonging,
+    chosen_by,
+)
+from placements.inference.terms import Refusal
+from placements.runtime import tags
+from placements.runtime.callsite import caller
+from placements.runtime.describe import described, type_or_error
+from placements.runtime.errors import mismatch
+from placements.runtime.mesh import checked_mesh, current_mesh
+from placements.runtime.state import current
+from placements.types.axis import WORDS, Shard
+from placements.types.extents import Even
+from placements.types.mesh import Mesh
+from placements.types.tensor import TensorType
+
+
+def axis_rank(axis: str) -> int:
+    """This rank's place on a mesh axis; while checking is on, a number Varying there.
+
+    Rows chosen by it differ by rank on that axis and no other. To cut a tensor over an
+    axis, `convert(x, axis, src=R, dst=S(0))` says it in one word.
+    """
+    mesh = checked_mesh()
+    mesh.require(axis)
+    return _rank(mesh.coordinate[axis], mesh, (axis,), f"axis_rank({axis!r})")
+
+
+def global_size(x: Tensor, dim: int) -> int:
+    """The size of a dim over all ranks that cut it; a number equal on all of them.
+
+    Needs the type of `x`, so it is for checked code and for code whose types were
+    checked: with checking off, a tensor without a type raises PlacementError.
+    """
+    with unseen():
+        known = type_or_error(x, "global_size")
+        return known.global_size(dim % x.dim(), x.shape[dim])
+
+
+def _rank(place: int, mesh: Mesh, axes: tuple[str, ...], origin: str) -> int:
+    if current.mode is None:
+        return place
+    letters = tuple((axis, "V") for axis in axes if axis in mesh.position)
+    return belonging(place, Facts(letters, origin, mesh=mesh))
+
+
+def with_plain_sizes(reduce_ex: Any) -> Any:
+    """`Tensor.__reduce_ex__`: a file holds a size as a plain number, as readers expect."""
+
+    def with_plain_sizes(self: Tensor, protocol: Any) -> Any:
+        with unseen():
+            return reduce_ex(self, protocol)
+
+    return with_plain_sizes
+
+
+def rank_in_group(get_rank: Any) -> Any:
+    """`dist.get_rank` whose result is a number of the axes along which it differs."""
+
+    def rank_in_group(group: Any = None) -> int:
+        place = get_rank(group)
+        mesh = current_mesh()
+        if current.mode is None or mesh is None or mesh.device_mesh is None:
+            return place
+        name = "dist.get_rank()" if group is None else "dist.get_rank(group)"
+        return _rank(place, mesh, _axes_of(group, mesh), name)
+
+    return rank_in_group
+
+
+def local_rank(get_local_rank: Any) -> Any:
+    """`DeviceMesh.get_local_rank` whose result is a number of its axis."""
+
+    def local_rank(self: Any, mesh_dim: Any = None) -> int:
+        return _place_on(self, mesh_dim, get_local_rank(self, mesh_dim))
+
+    return local_rank
+
+
+def coordinate(get_coordinate: Any) -> Any:
+    """`DeviceMesh.get_coordinate` whose results are numbers of their axes."""
+
+    def coordinate(self: Any) -> Any:
+        places = get_coordinate(self)
+        names = self.mesh_dim_names
+        if places is None or current.mode is None or names is None:
+            return places
+        return [_place_on(self, *named) for named in zip(names, places, strict=True)]
+
+    return coordinate
+
+
+def part_of_mesh(get_part: Any) -> Any:
+    """`DeviceMesh.__getitem__`; the mesh's own tensors have no type."""
+
+    def part_of_mesh(self: Any, names: Any) -> Any:
+        with unseen():
+            return get_part(self, names)
+
+    return part_of_mesh
+
+
+def _place_on(device_mesh: Any, mesh_dim: Any, place: int) -> int:
+    mesh = current_mesh()
+    if current.mode is None or mesh is None or mesh.device_mesh is None:
+        return place
+    axes = _axes_of(device_mesh.get_group(mesh_dim), mesh)
+    return _rank(place, mesh, axes, f"get_local_rank({mesh_dim or ''!r})")
+
+
+def _axes_of(group: Any, mesh: Mesh) -> tuple[str, ...]:
+    """The axes along which the place in a group differs, as far as this rank sees."""
+    if group is None:
+        return mesh.axes
+    assert mesh.device_mesh is not None
+    members = set(dist.get_process_group_ranks(group))
+    with unseen():
+        found = tuple(
+            axis
+            for axis in mesh.axes
+            if len(members & set(dist.get_process_group_ranks(mesh.group(axis)))) > 1
+        )
+    # A group that follows no axis: assume that every move changes the place in it.
+    return found or (mesh.axes if len(members) > 1 else ())
+
+
+def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.shape, x.size(), x.size(dim), x.numel(): sizes of cut dims are Partial."""
+    result = func(*args, **kwargs)
+    known = tags.get(args[0])
+    if known is None or not (known.pads or any(isinstance(t, Shard) for t in known.types)):
+        return result
+    if isinstance(result, torch.Size):
+        return torch.Size([_size(known, d, n) for d, n in enumerate(result)])
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if dim is not None:
+        return _size(known, dim % args[0].dim(), result)
+    axes = [axis for axis, t in known.items() if isinstance(t, Shard)]
+    return belonging(result, _facts(known, axes, "numel()", bool(known.pads)))
+
+
+def _size(known: TensorType, dim: int, size: int) -> int:
+    padded = any(dim in pads.dims for pads in known.pads)
+    return belonging(size, _facts(known, known.order(dim), f"shape[{dim}]", padded))
+
+
+def _facts(known: TensorType, axes: Any, origin: str, padded: bool) -> Facts:
+    shards = [cast(Shard, known[axis]) for axis in axes]
+    uniform = all(isinstance(shard.extent, Even) for shard in shards)
+    letters = tuple((axis, "P") for axis in axes)
+    return Facts(letters, origin, uniform, padded, known.mesh)
+
+
+def count_read(x: Tensor, value: int) -> int:
+    """A whole number read by `item()` from a tensor that differs by rank."""
+    known = tags.get(x)
+    if known is None:
+        return value
+    axes = [axis for axis, t in known.items() if t.letter in "VS"]
+    letters = tuple((axis, "V") for axis in axes)
+    return belonging(value, Facts(letters, "item()", mesh=known.mesh))
+
+
+class Pieces(tuple[Any, ...]):
+    """The parts that an op returned; `parts[rank]` is chosen by the rank."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)  # a file must not need this package
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        part: Any = super().__getitem__(key)
+        if key.__class__ in RANK_NUMBERS and current.mode is not None:
+            return _chosen(part, cast(RankNumber, key))
+        return part
+
+
+def _chosen(part: Tensor, number: RankNumber) -> Tensor:
+    known = tags.get(part)
+    if known is None:
+        return part
+    try:
+        found = chosen_by(known, number)
+    except Refusal as refusal:
+        axis = refusal.axis
+        assert axis is not None
+        raise mismatch(
+            f"parts[...] at {caller()}", f"the part chosen by {number.facts.origin}", axis,
+            "Replicate", WORDS[known[axis].letter], rule=refusal.reason,
+            operands=[described(part)],
+        ) from None  # fmt: skip
+    with unseen():
+        another_name = part.view_as(part)
+    tags.put(another_name, found)
+    return another_name

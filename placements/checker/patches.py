@@ -1,0 +1,112 @@
+"""The list of what is replaced in torch while checking is on, and why.
+
+A torch-function mode sees the calls of torch's functions. What it does not see is found by
+replacing the methods that such a call goes through, for as long as any block is open.
+
+One thing more is replaced, from import on: `Tensor.__getstate__` (`tags.py`) leaves types
+out of pickles, since a tensor may be saved after its block has ended.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import compress
+from operator import call, is_
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from placements._torch import OBJECT_TO_TENSOR, unsupported
+from placements.checker import buffers, guards
+from placements.checker import numbers as ranks_and_sizes
+from placements.checker import writes as effects
+
+_MISSING = object()
+
+
+class _Patch(NamedTuple):
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]  # the entry of the owner's dict -> what replaces it
+
+
+def _patches() -> Iterator[_Patch]:
+    # A Function hides a backward that nobody checked.
+    yield _Patch(torch.autograd.Function, "apply", guards.checked_function)
+    # A module's state may be replaced, and checkpointers would keep the old tensor.
+    for name in ("__setattr__", "register_buffer", "register_parameter"):
+        yield _Patch(nn.Module, name, buffers.watched)
+    # The type of a tensor says what its old memory holds.
+    yield _Patch(Tensor, "set_", effects.watched_set)
+    # A saved tensor would hold sizes that know their axis, which readers do not expect.
+    yield _Patch(Tensor, "__reduce_ex__", ranks_and_sizes.with_plain_sizes)
+    if not dist.is_available():
+        return
+    # A rank is a number that differs by rank.
+    yield _Patch(dist, "get_rank", ranks_and_sizes.rank_in_group)
+    yield _Patch(DeviceMesh, "get_local_rank", ranks_and_sizes.local_rank)
+    yield _Patch(DeviceMesh, "get_coordinate", ranks_and_sizes.coordinate)
+    # The tensors inside a mesh have no type.
+    yield _Patch(DeviceMesh, "__getitem__", ranks_and_sizes.part_of_mesh)
+    # A raw collective moves data between ranks behind the types.
+    for owner in _group_classes():
+        for name, method in owner.__dict__.items():
+            if callable(method) and guards.typed_call(name) is not None:
+                yield _Patch(owner, name, partial(guards.refusing, name))
+    # Every collective of Python objects makes tensors of them first.
+    yield _Patch(dist.distributed_c10d, OBJECT_TO_TENSOR, guards.refusing_objects)
+
+
+def _group_classes() -> list[Any]:
+    """The process group, and backends written in Python."""
+    found: list[Any] = [dist.ProcessGroup] if dist.is_available() else []
+    for owner in found:
+        found.extend(owner.__subclasses__())
+    return found
+
+
+class Plan:
+    """What to replace, worked out beforehand: putting it in place is a list of C calls."""
+
+    def __init__(self, owners: list[Any], patches: Iterable[_Patch]) -> None:
+        self.owners = owners
+        self._read: list[Callable[[], Any]] = []  # what torch has now
+        self._old: list[Any] = []
+        self._new: list[Any] = []
+        self.install: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
+        for owner, name, make in patches:
+            # The entry of the dict, not what getattr makes of it: that has to come back.
+            read = partial(cast(Mapping[str, Any], vars(owner)).get, name, _MISSING)
+            old = read()
+            inherited = old is _MISSING
+            if inherited and not hasattr(owner, name):
+                raise unsupported([f"{owner.__name__}.{name} (to check its calls)"])
+            new = make(getattr(owner, name) if inherited else old)
+            undo = partial(delattr, owner, name), partial(setattr, owner, name, old)
+            self._read.append(read)
+            self._old.append(old)
+            self._new.append(new)
+            self.install.append(partial(setattr, owner, name, new))
+            self._undo.append(undo[0] if inherited else undo[1])
+
+    def fits(self, owners: list[Any]) -> bool:
+        """Whether torch is as it was when the plan was made."""
+        return self.owners == owners and all(map(is_, map(call, self._read), self._old))
+
+    def undo(self) -> list[Callable[[], None]]:
+        """The calls that put torch back. What others replaced since is left to them."""
+        return list(compress(self._undo, map(is_, map(call, self._read), self._new)))
+
+
+_last: list[Plan] = []
+
+
+def plan() -> Plan:
+    """What to replace now. Made once, and again when torch was changed by others."""
+    owners = _group_classes()
+    if not (_last and _last[0].fits(owners)):
+        _last[:] = [Plan(owners, _patches())]
+    return _last[0]

@@ -1,0 +1,207 @@
+"""A transition applied to a tensor: its action, and its backward from the same table."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from placements.collectives import transport
+from placements.collectives.precision import NOTHING_SAID, Dtypes
+from placements.collectives.transport import Line
+from placements.inference.transitions import Transition, dual_transition
+from placements.runtime.callsite import caller
+from placements.runtime.ledger import Entry, Ledger
+from placements.runtime.state import current, suspended
+from placements.types.extents import Extent
+from placements.types.meaning import take_piece
+
+Cut = tuple[int, Extent]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One transition on one axis, with all that its action needs to know."""
+
+    row: Transition
+    line: Line
+    src_cut: Cut | None = None  # where src is a Shard
+    dst_cut: Cut | None = None  # where dst is a Shard
+    new_dim: int = 0  # of a stack or an unbind
+    sends: tuple[int, ...] = ()  # of an exchange
+    receives: tuple[int, ...] = ()
+    dtypes: Dtypes = NOTHING_SAID
+    gradient_dtype: torch.dtype | None = None  # in which backward sums, unless said
+    record: Ledger | None = None
+    site: str = ""
+    is_backward: bool = False
+
+    def dual(self, dtype: torch.dtype) -> "Move":
+        """The move of the gradient, to `dtype`: src and dst change places."""
+        row, said = dual_transition(self.row), self.dtypes.backward or NOTHING_SAID
+        by_policy = self.gradient_dtype if row.sums and dtype.is_floating_point else None
+        return replace(
+            self,
+            row=row,
+            dtypes=Dtypes(said.op or by_policy, said.out or dtype, said.backward),
+            src_cut=self.dst_cut,
+            dst_cut=self.src_cut,
+            sends=self.receives,
+            receives=self.sends,
+            is_backward=not self.is_backward,
+        )
+
+    def run(self, x: Tensor) -> Tensor:
+        """What the move makes of `x`; `x` itself where it moves nothing."""
+        op_dtype, out_dtype = self.dtypes.chosen(x.dtype, sums=self.row.sums)
+        x = x.to(op_dtype)
+        if self.line.size == 1:
+            return _on_one_rank(self, x).to(out_dtype)
+        kind = self.row.communicates
+        if kind is not None and self.record is not None:
+            name = str(op_dtype).removeprefix("torch.")
+            self.record.add(
+                Entry(
+                    self.line.axis, kind, self.carried(x), name, self.site, self.is_backward
+                )
+            )
+        if current.in_backward:  # where raw collectives of hooks are refused
+            with suspended():
+                return _ACTIONS[self.row.action](self, x).to(out_dtype)
+        return _ACTIONS[self.row.action](self, x).to(out_dtype)
+
+    def carried(self, x: Tensor) -> int:
+        """The bytes that this rank hands to the collective, pieces padded to one size."""
+        shape = list(x.shape)
+        if self.row.action in ("gather", "recut") and self.src_cut is not None:
+            dim, extent = self.src_cut
+            shape[dim] = transport.longest(extent)
+        if self.row.action in ("sum and cut", "recut") and self.dst_cut is not None:
+            dim, extent = self.dst_cut
+            shape[dim] = transport.longest(extent) * self.line.size
+        return math.prod(shape) * x.element_size()
+
+
+def _on_one_rank(move: Move, x: Tensor) -> Tensor:
+    """Whatever the action, nothing moves: the value itself; a dim comes or goes."""
+    if move.row.dims_added == 1:  # not unsqueeze: its backward gives a view
+        return x.repeat(*[1] * (x.dim() + 1)).movedim(0, move.new_dim)
+    if move.row.dims_added == -1:
+        x = x.select(move.new_dim, 0)
+    return x if move.row.is_cast else x.clone()
+
+
+def _same(move: Move, x: Tensor) -> Tensor:
+    return x
+
+
+def _first_only(move: Move, x: Tensor) -> Tensor:
+    return x if move.line.rank == 0 else torch.zeros_like(x)
+
+
+def _sum(move: Move, x: Tensor) -> Tensor:
+    return transport.sum_over(move.line, x)
+
+
+def _gather(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None
+    return transport.gather_pieces(move.line, x, *move.src_cut)
+
+
+def _stack(move: Move, x: Tensor) -> Tensor:
+    return transport.stack_all(move.line, x).movedim(0, move.new_dim)
+
+
+def _sum_and_cut(move: Move, x: Tensor) -> Tensor:
+    assert move.dst_cut is not None
+    return transport.sum_and_cut(move.line, x, *move.dst_cut)
+
+
+def _sum_and_unbind(move: Move, x: Tensor) -> Tensor:
+    return transport.sum_rows(move.line, x.movedim(move.new_dim, 0))
+
+
+def _exchange(move: Move, x: Tensor) -> Tensor:
+    return transport.exchange_rows(move.line, x, move.sends, move.receives)
+
+
+def _recut(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None and move.dst_cut is not None
+    return transport.recut(move.line, x, move.src_cut, move.dst_cut)
+
+
+def _cut(move: Move, x: Tensor) -> Tensor:
+    assert move.dst_cut is not None
+    return take_piece(x, *move.dst_cut, move.line.rank).clone()
+
+
+def _place(move: Move, x: Tensor) -> Tensor:
+    assert move.src_cut is not None
+    return transport.place_piece(move.line, x, *move.src_cut)
+
+
+def _unbind(move: Move, x: Tensor) -> Tensor:
+    return x.select(move.new_dim, move.line.rank).clone()
+
+
+def _place_row(move: Move, x: Tensor) -> Tensor:
+    rows = [
+        x if rank == move.line.rank else torch.zeros_like(x)
+        for rank in range(move.line.size)
+    ]
+    return torch.stack(rows, move.new_dim)
+
+
+_ACTIONS: dict[str, Callable[[Move, Tensor], Tensor]] = {
+    "same": _same,
+    "first only": _first_only,
+    "sum": _sum,
+    "gather": _gather,
+    "stack": _stack,
+    "sum and cut": _sum_and_cut,
+    "sum and unbind": _sum_and_unbind,
+    "exchange": _exchange,
+    "recut": _recut,
+    "cut": _cut,
+    "place": _place,
+    "unbind": _unbind,
+    "place row": _place_row,
+}
+
+
+class _Apply(torch.autograd.Function):
+    """Forward: the move. Backward: its dual, itself differentiable."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, move: Move) -> Tensor:
+        ctx.move = move  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.dtype = x.dtype  # pyright: ignore[reportAttributeAccessIssue]
+        result = move.run(x)
+        return x.view_as(x) if result is x else result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        dual = ctx.move.dual(ctx.dtype)
+        if torch.is_grad_enabled():  # this backward is itself differentiated
+            return _apply(grads[0], dual), None
+        # Where nothing moves this is the tensor that came in, not a view of it. A leaf
+        # takes over a gradient that nobody else has, so the gradients of two leaves
+        # would be one memory if each were given a view.
+        return dual.run(grads[0]), None
+
+
+_apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
+
+
+def apply(move: Move, x: Tensor) -> Tensor:
+    """Run the move, with its dual as backward."""
+    if move.line.size == 1 and move.dtypes == NOTHING_SAID:
+        # Torch's own backward of these is the dual, and gives no views of a gradient.
+        result = move.run(x)
+        return torch.ops.aten.alias(x) if result is x else result
+    if move.record is not None:
+        move = replace(move, site=caller())
+    return _apply(x, move)

@@ -1,0 +1,1 @@
+"""Operand types -> result type: pure, without torch."""

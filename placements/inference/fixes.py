@@ -1,0 +1,283 @@
+"""Fixes for a refused op: changes of its operands after which inference succeeds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from placements.inference.numbers import NUMBER
+from placements.inference.retype import retyped
+from placements.inference.terms import Operand, Refusal
+from placements.inference.transitions import TRANSITIONS, Transition, cost, find
+from placements.types.axis import BY_LETTER, AxisType, Shard
+from placements.types.padding import Pads
+
+MOST = 3
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change after which the types were inferred again and fit, and what it costs."""
+
+    call: str
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return self.call
+
+
+# Tried in this order; what keeps the meaning of the value comes first.
+_CANDIDATES = [
+    *(t for t in TRANSITIONS if t.call == "convert" and "V" not in (t.src, t.dst)),
+    *(
+        t
+        for t in TRANSITIONS
+        if t.call in ("all_reduce", "reduce_scatter") and t.dst != "V"
+    ),
+    *(t for t in TRANSITIONS if t.call == "all_gather" and t.src == "S"),
+    *(t for t in TRANSITIONS if t.call == "reinterpret" and (t.src, t.dst) == ("S", "V")),
+]
+
+Infer = Callable[[Sequence[Operand]], object]
+
+
+def fixes(
+    infer: Infer,
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    refusal: Refusal,
+    kept: int = 0,
+) -> list[Fix]:
+    """Up to three changes of one operand, or of all that are alike, that type-check.
+
+    The first `kept` operands are not to be changed: an in-place op writes them.
+    """
+    if refusal.pads is not None:
+        return pad_fixes(infer, operands, names, refusal, kept)
+    found: list[Fix] = []
+    attempts = [
+        (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
+    ]
+    seen: set[str] = set()
+    for row, changed in [(None, ()), *attempts]:
+        if len(found) == MOST or (row is not None and _name(row) in seen):
+            continue
+        if any(k < kept for k in changed):
+            continue
+        fix = _Attempt(infer, operands, names).run(refusal, row, changed)
+        if fix is not None and fix not in found:
+            found.append(fix)
+            seen.add(_name(row) if row else "")
+    return found
+
+
+def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | None:
+    """The one call that turns a type into another, if there is one."""
+    row = find("redistribute", actual, expected)
+    if row is None or (row.action == "recut" and repr(actual) == repr(expected)):
+        return None
+    text = f"{row.call}({name}, {axis!r}, src={actual!r}, dst={expected!r})"
+    return Fix(text, *cost(row, axis))
+
+
+def _name(row: Transition) -> str:
+    return f"{row.call} {row.src} {row.dst}"
+
+
+def _choices(row: Transition, operands: Sequence[Operand]) -> list[tuple[int, ...]]:
+    """Each operand alone, then all those that the row could change."""
+    able = tuple(
+        k for k, o in enumerate(operands) if any(t.letter == row.src for t in o.type.types)
+    )
+    return [*((k,) for k in able), able] if len(able) > 1 else [able] * bool(able)
+
+
+class _Attempt:
+    """Change operands step by step until inference succeeds, or give up."""
+
+    def __init__(
+        self, infer: Infer, operands: Sequence[Operand], names: Sequence[str]
+    ) -> None:
+        self.infer = infer
+        self.operands = list(operands)
+        self.texts = list(names)
+        self.names = list(names)
+        self.costs: list[tuple[str, str]] = []
+
+    def run(
+        self, refusal: Refusal, row: Transition | None, changed: Sequence[int]
+    ) -> Fix | None:
+        for _ in range(2 * len(self.operands[0].type) + 1 if self.operands else 0):
+            if not self._change(refusal, row, changed):
+                return None
+            try:
+                self.infer(self.operands)
+            except Refusal as again:
+                refusal = again
+                continue
+            return self._fix()
+        return None
+
+    def _change(
+        self, refusal: Refusal, row: Transition | None, changed: Sequence[int]
+    ) -> bool:
+        if row is not None and refusal.axis is not None:
+            moved = [self._move(k, row, refusal.axis) for k in changed]
+            if all(moved):
+                return True
+        if refusal.index is None:
+            return False
+        # What an index counts is the last thing to say, when its shape is final.
+        operand, domain = refusal.index
+        k = operand.position
+        self.operands[k] = replace(
+            self.operands[k], type=self.operands[k].type.with_index(domain)
+        )
+        types = self.operands[k].type
+        said = ", ".join(f"{axis!r}: {t!r}" for axis, t in types.items())
+        self.texts[k] = f"assert_type({self.texts[k]}, {{{said}}}, index={domain!r})"
+        self.costs.append(("nothing", "nothing"))
+        return True
+
+    def _move(self, k: int, row: Transition, axis: str) -> bool:
+        shard = self.operands[k].type.get(axis)
+        if isinstance(shard, Shard) and row.action in ("gather", "place"):
+            # Cuts of one dim are undone from the innermost outward.
+            order = self.operands[k].type.order(shard.dim)
+            inner = order[order.index(axis) + 1 :]
+            if not all(self._move(k, row, a) for a in reversed(inner)):
+                return False
+        old = self.operands[k]
+        new = _step(row, old, axis, self.operands)
+        if new is None:
+            return False
+        self.operands[k] = new
+        self.texts[k] = (
+            f"{row.call}({self.texts[k]}, {axis!r}, src={old.type[axis]!r}, "
+            f"dst={new.type[axis]!r})"
+        )
+        self.costs.append(cost(row, axis))
+        return True
+
+    def _fix(self) -> Fix:
+        calls = [t for t, n in zip(self.texts, self.names, strict=True) if t != n]
+        sides = [dict.fromkeys(side) for side in zip(*self.costs, strict=True)]
+        forward, backward = (
+            ", ".join(word for word in side if word != "nothing") or "nothing"
+            for side in sides
+        )
+        return Fix("; ".join(calls), forward, backward)
+
+
+def _step(
+    row: Transition, x: Operand, axis: str, operands: Sequence[Operand]
+) -> Operand | None:
+    if axis not in x.type or x.type[axis].letter != row.src or x.type.is_number:
+        return None
+    if x.dtype == NUMBER:  # collectives are for tensors
+        return None
+    for dst in _destinations(row, x, axis, operands):
+        try:
+            return retyped(row, x, axis, dst)
+        except (Refusal, ValueError):
+            continue
+    return None
+
+
+def _destinations(
+    row: Transition, x: Operand, axis: str, operands: Sequence[Operand]
+) -> list[AxisType]:
+    if row.dst != "S":
+        return [BY_LETTER[row.dst]]
+    # Cut this operand as another one is cut.
+    others = [o.type[axis] for o in operands if axis in o.type]
+    shards = [t for t in others if isinstance(t, Shard)]
+    dims = range(x.ndim)
+    return [replace(t, dim=d) for t in shards for d in dims] or [Shard(d) for d in dims]
+
+
+# How many operands a fix may have to mask.
+_MOST = 4
+
+
+def pad_advice(refusal: Refusal) -> str:
+    """What to do where no change of one operand helps."""
+    if refusal.pads is None:
+        return ""
+    return (
+        "mask first (torch.where(valid, x, 0)) what is summed; leave rows of padding out "
+        "(x[valid]) before what looks along their dim; valid is the mask of these rows"
+    )
+
+
+def pad_fixes(
+    infer: Infer,
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    refusal: Refusal,
+    kept: int,
+) -> list[Fix]:
+    """Masking the rows of padding, or leaving them out: what makes the op right.
+
+    The first `kept` operands are not to be changed: an in-place op writes them.
+    """
+    found = [
+        _tried(change, infer, operands, names, refusal, kept) for change in (_masked, _left)
+    ]
+    return [fix for fix in found if fix is not None]
+
+
+_Change = Callable[[Operand, Pads, str], tuple[Operand, str] | None]
+
+
+def _tried(
+    change: _Change,
+    infer: Infer,
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    refusal: Refusal,
+    kept: int,
+) -> Fix | None:
+    changed, texts = list(operands), list(names)
+    for _ in range(_MOST):
+        operand, pads = refusal.operand, refusal.pads
+        if operand is None or pads is None or operand.position < kept:
+            return None
+        k = operand.position
+        made = change(changed[k], pads, texts[k]) if pads in changed[k].type.pads else None
+        if made is None:
+            return None
+        changed[k], texts[k] = made
+        try:
+            infer(changed)
+        except Refusal as again:
+            refusal = again
+            continue
+        except (LookupError, ValueError, TypeError):
+            return None
+        calls = [text for text, name in zip(texts, names, strict=True) if text != name]
+        return Fix("; ".join(calls), "nothing", "nothing")
+    return None
+
+
+def _masked(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
+    """The rows of padding set to zero."""
+    if pads.holds == 0:
+        return None
+    zeros = replace(pads, holds=0)
+    others = tuple(zeros if one == pads else one for one in x.type.pads)
+    masked = f"torch.where({pads.mask(x.ndim)}, {text}, 0)"
+    return replace(x, type=x.type.with_pads(others)), masked
+
+
+def _left(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
+    """The rows of padding left out, of a tensor that is used alone with its mask."""
+    if any(x.cut_axes(dim) for dim in pads.dims) or pads.dims[0] != 0:
+        return None
+    left = replace(x, type=x.type.with_pads(tuple(p for p in x.type.pads if p != pads)))
+    first = pads.validity.first
+    if first is not None and len(pads.dims) == 1:
+        return replace(left, shape=(first, *x.shape[1:])), f"{text}[:{first}]"
+    if pads.dims != tuple(range(len(pads.dims))) or len(x.type.pads) > 1:
+        return None
+    rows = replace(pads, dims=(0,)).mask(1)
+    return replace(left, shape=(x.shape[0], *x.shape[len(pads.dims) :])), f"{text}[{rows}]"

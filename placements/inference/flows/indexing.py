@@ -1,0 +1,274 @@
+"""Flows of gathers and scatters: an index must count the rows that it addresses.
+
+Along a dim that is not cut an index addresses whole rows, and everything stays local.
+Along a dim that is cut it may address this rank's own rows only, and must say so
+(`Index(extent, axis)`); then the op is the same one on every piece.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from placements.inference.combine import combine
+from placements.inference.flows.elementwise import is_number, terms_of
+from placements.inference.op import Op
+from placements.inference.rules import DIM_REASONS, LINEAR, Linearity
+from placements.inference.terms import (
+    Addressed,
+    Contract,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Scattered,
+    Term,
+)
+from placements.types.axis import AxisType, R, Shard, V
+from placements.types.index import COMPUTED, Computed, Index
+from placements.types.tensor import MADE, TensorType, make
+
+ACROSS = "rows of this dim are spread over the ranks, and the op would see its own only"
+POSITIONS = "the positions written to are spread over the ranks"
+
+
+def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]:
+    """The axes on which `index` addresses the rank's own rows of a cut dim.
+
+    Raises Refusal if the index does not count the rows of that dim.
+    """
+    domain, cuts = index.type.index, target.type.cuts(dim)
+    if not target.type.mesh.axes or index.is_bool or index.type.is_number:
+        return ()
+    fits = Index.of_cuts(cuts) if cuts else Index(target.shape[dim])
+    if domain == fits:
+        axes = tuple(axis for axis, _ in cuts)
+        for axis in axes:
+            if index.type[axis].letter not in "VS":
+                raise Refusal(
+                    "an index of each rank's own rows differs by rank",
+                    axis, index, "Varying or Shard",
+                )  # fmt: skip
+        return axes
+    if domain is None and not cuts:
+        return ()
+    if isinstance(domain, Computed):
+        axis, guilty, kind = None, index, "policy"
+        reason = "arithmetic made this integer, so nothing says which rows it counts"
+    elif cuts:
+        axis, guilty, kind = cuts[-1][0], target, "unsound"
+        reason = f"{ACROSS}, unless the index counts this rank's own rows"
+    else:
+        assert isinstance(domain, Index)
+        axis, guilty, kind = None, index, "unsound"
+        reason = "the index counts other rows than those of the dim it addresses"
+        if domain.cuts:
+            axis = domain.cuts[-1][0]
+            reason = "the index counts one rank's own rows, and this dim holds all rows"
+    raise Refusal(
+        reason, axis, guilty, f"{fits!r} for dim {dim}", kind, index=(index, fits)
+    )
+
+
+def owned(axes: tuple[str, ...], otherwise: Label) -> Label:
+    return Addressed(axes, otherwise) if axes else otherwise
+
+
+def check_rows(
+    axes: tuple[str, ...],
+    index: Operand,
+    source: Operand,
+    index_dim: int,
+    source_dim: int,
+) -> None:
+    """Rows that are written to own rows must be cut as the index is: one row each."""
+    cut = [axis for axis in axes if axis in index.cut_axes(index_dim)]
+    for axis in cut:
+        shard = index.type[axis]
+        assert isinstance(shard, Shard)
+        wanted = Shard(source_dim, shard.extent)
+        if source.type[axis] != wanted and source.type[axis].letter != "V":
+            raise Refusal(
+                "every row that is written goes with one element of the index, so both "
+                "must be cut alike",
+                axis, source, repr(wanted),
+            )  # fmt: skip
+    orders = [
+        [axis for axis in order if axis in cut]
+        for order in (index.cut_axes(index_dim), source.cut_axes(source_dim))
+    ]
+    if orders[0] != orders[1] and len(orders[1]) == len(cut):
+        raise Refusal(
+            f"{DIM_REASONS['other order']}: {orders}", cut[0], source, str(orders[0])
+        )
+
+
+def gather(op: Op, input: Operand, dim: int, index: Operand, **kwargs: Any) -> TensorType:
+    """Input and index aligned but for `dim`."""
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    return combine(
+        op.linearity,
+        [
+            Term(input, tuple(labels)),
+            Term(index, tuple(range(index.ndim)), is_control=True),
+        ],
+        index=input.type.index,
+    )
+
+
+def take_along_dim(
+    op: Op, input: Operand, indices: Operand, dim: int | None = None
+) -> TensorType:
+    """As gather; dims of one row are broadcast."""
+    if dim is None:
+        raise Refusal("take_along_dim without dim= flattens; name the dim", operand=input)
+    along = dim % input.ndim
+
+    def label(x: Operand, d: int) -> Label:
+        return None if d != along and x.is_one_row(d) else d
+
+    own = owned(addressed_axes(indices, input, along), Mixed(ACROSS))
+    labels = [own if d == along else label(input, d) for d in range(input.ndim)]
+    index_labels = tuple(label(indices, d) for d in range(indices.ndim))
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels)), Term(indices, index_labels, is_control=True)],
+        index=input.type.index,
+    )
+
+
+def index_select(op: Op, input: Operand, dim: int, index: Operand) -> TensorType:
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels)), Term(index, (along,), is_control=True)],
+        index=input.type.index,
+    )
+
+
+def embedding(
+    op: Op,
+    input: Operand,
+    weight: Operand,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorType:
+    """Rows of `weight` for every id."""
+    axes = addressed_axes(input, weight, 0)
+    if axes and padding_idx is not None:
+        raise Refusal(
+            "padding_idx would name a row of each rank's piece", axes[0], weight,
+            "padding_idx=None", kind="unsound",
+        )  # fmt: skip
+    if max_norm is not None or scale_grad_by_freq:
+        raise Refusal(
+            "max_norm and scale_grad_by_freq depend on the ids of this rank alone",
+            operand=input, expected="max_norm=None, scale_grad_by_freq=False",
+        )  # fmt: skip
+    last = input.ndim
+    return combine(
+        op.linearity,
+        [
+            Term(weight, (owned(axes, Mixed(ACROSS)), last)),
+            Term(input, tuple(range(input.ndim)), is_control=True),
+        ],
+    )
+
+
+def scatter(
+    op: Op,
+    input: Operand,
+    dim: int,
+    index: Operand,
+    src: Any = None,
+    reduce: str | None = None,
+    **kwargs: Any,
+) -> TensorType:
+    """scatter, scatter_add, scatter_reduce: write `src` at `index` along `dim`."""
+    if reduce is not None and op.linearity is LINEAR:
+        raise Refusal(
+            "scatter with reduce= is not known; scatter_add and scatter_reduce are",
+            operand=input, expected="scatter_add or scatter_reduce", kind="policy",
+        )  # fmt: skip
+    src = kwargs.get("value", src)
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    # To sum at the index is linear, and spreads over ranks, whatever the op is called.
+    is_sum = reduce == "sum"
+    adds = is_sum and kwargs.get("include_self", True)
+    own = owned(axes, Contract("written") if adds else op.along_label("written"))
+    target = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
+    target[along] = along if axes else target[along]
+    source = tuple(own if d == along else d for d in range(index.ndim))
+    terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
+    if isinstance(src, Operand):
+        src = _at_each_index(src, index, index.ndim - 1)
+        check_rows(axes, index, src, along, along)
+        terms.append(Term(src, source))
+    return written(LINEAR if is_sum else op.linearity, input, terms, src)
+
+
+def index_write(
+    op: Op, input: Operand, dim: int, index: Operand, source: Any, **kwargs: Any
+) -> TensorType:
+    """index_add, index_copy, index_fill: whole rows at `index` along `dim`."""
+    along = dim % input.ndim
+    axes = addressed_axes(index, input, along)
+    own = owned(axes, op.along_label("written"))
+    target: list[Label] = [
+        Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim)
+    ]
+    terms = [Term(input, tuple(target)), Term(index, (own,), is_control=True)]
+    if isinstance(source, Operand):
+        rows = tuple(own if d == along else d for d in range(source.ndim))
+        source = _at_each_index(source, index, 0 if source.ndim else -1, along)
+        if source.ndim:
+            check_rows(axes, index, source, 0, along)
+        terms.append(Term(source, rows))
+    return written(op.linearity, input, terms, source)
+
+
+def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
+    """One number, given a shape, that is written at an index: a piece as the index is.
+
+    Dims up to `last` of the index are those of the source from `shift` on.
+    """
+    if not source.type.is_number:
+        return source
+    types: dict[str, AxisType] = {}
+    for axis, t in index.type.items():
+        types[axis] = V if t == V else R
+        if isinstance(t, Shard) and t.dim <= last:
+            types[axis] = Shard(t.dim + shift, t.extent)
+    return replace(source, type=make(index.type.mesh, types, fresh=MADE))
+
+
+def written(
+    linearity: Linearity, input: Operand, terms: Sequence[Term], value: object
+) -> TensorType:
+    return combine(
+        linearity,
+        terms,
+        index=input.type.index,
+        adds_number=is_number(value) and value != 0,
+    )
+
+
+def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:
+    every = terms_of([input], [mask])
+    terms = [
+        Term(t.operand, tuple(Scattered() for _ in t.labels), t.is_control) for t in every
+    ]
+    return combine(op.linearity, terms, index=input.type.index)
+
+
+def nonzero(op: Op, input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """Where the elements are: as many rows as each rank finds."""
+    labels = tuple(Scattered() for _ in range(input.ndim))
+    return combine(op.linearity, [Term(input, labels)], index=COMPUTED)

@@ -1,0 +1,121 @@
+"""Flows of norms and losses: composed ops whose inner dims must be whole."""
+
+from typing import Any, cast
+
+from placements.inference import padding
+from placements.inference.combine import combine
+from placements.inference.flows.elementwise import broadcast
+from placements.inference.flows.products import inner_value
+from placements.inference.op import Op
+from placements.inference.rules import LINEAR, MULTILINEAR
+from placements.inference.terms import Contract, Label, Mixed, Operand, Refusal, Term
+from placements.types.tensor import TensorType
+
+NORMALISED = "a norm needs the whole dim: the statistics of a piece are not those of all"
+CLASSES = "a loss needs the scores of all classes, and this rank holds a piece of them"
+MEAN = (
+    "a mean over a dim that is cut divides by this rank's count; sum, and divide by the "
+    "global count (reduction='sum' and global_mean)"
+)
+
+
+def normalised(
+    op: Op,
+    input: Operand,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> TensorType:
+    """layer_norm, rms_norm over the last dims; a weight is a factor, a bias a term."""
+    first = input.ndim - (len(cast(Any, shape)) if isinstance(shape, tuple | list) else 1)
+    labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
+    result = combine(op.linearity, [Term(input, tuple(labels))])
+    every = tuple(range(input.ndim))
+    for extra, linearity in ((weight, MULTILINEAR), (bias, LINEAR)):
+        if isinstance(extra, Operand):
+            whole = Term(inner_value(result, input.shape, input), every)
+            extra_labels = (Mixed(NORMALISED),) * extra.ndim
+            result = combine(linearity, [whole, Term(extra, extra_labels)])
+    return result
+
+
+def _refuse_legacy(*flags: Any) -> None:
+    if any(flag is not None for flag in flags):
+        raise Refusal("size_average and reduce are deprecated by torch: use reduction=")
+
+
+def _reduced(reduction: str, place: int, key: str) -> Label:
+    if reduction == "none":
+        return place
+    return Contract(key) if reduction == "sum" else Mixed(MEAN)
+
+
+def cross_entropy(
+    op: Op,
+    input: Operand,
+    target: Operand,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> TensorType:
+    """cross_entropy, nll_loss: classes in dim 1 (dim 0 of an unbatched input).
+
+    Targets that are probabilities are a factor of the log-probabilities, unless smoothing
+    adds a number to them.
+    """
+    _refuse_legacy(size_average, reduce)
+    classes = 1 if input.ndim > 1 else 0
+    if reduction != "none" and target.ndim < input.ndim:
+        input, target = padding.ignored(input, target, classes, ignore_index)
+    labels: list[Label] = []
+    for d in range(input.ndim):
+        place = d - (d > classes)
+        labels.append(
+            Mixed(CLASSES) if d == classes else _reduced(reduction, place, f"row {place}")
+        )
+    if target.ndim == input.ndim:
+        rows = tuple(labels)
+    else:
+        rows = tuple(_reduced(reduction, d, f"row {d}") for d in range(target.ndim))
+    is_factor = target.can_have_gradient and not label_smoothing
+    linearity = MULTILINEAR if is_factor else op.linearity
+    if is_factor:
+        kept = tuple(Mixed(CLASSES) if d == classes else d for d in range(input.ndim))
+        scores = combine(op.linearity, [Term(input, kept)])
+        input = inner_value(scores, input.shape, input)
+    terms = [
+        Term(input, tuple(labels)),
+        Term(target, rows, is_control=not target.can_have_gradient),
+    ]
+    if isinstance(weight, Operand):
+        terms.append(Term(weight, (Mixed(CLASSES),), is_control=True))
+    return combine(linearity, terms)
+
+
+def elementwise_loss(
+    op: Op,
+    input: Operand,
+    target: Operand,
+    *args: Any,
+    reduction: str = "mean",
+    **kwargs: Any,
+) -> TensorType:
+    """mse_loss and its kin: elementwise, then all dims reduced."""
+    _refuse_legacy(kwargs.get("size_average"), kwargs.get("reduce"))
+    weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Operand)]
+    every = [input, target, *weights]
+    terms: list[Term] = []
+    for operand, labels in zip(every, broadcast(every), strict=True):
+        reduced = tuple(
+            _reduced(reduction, label, f"element {label}")
+            if isinstance(label, int)
+            else label
+            for label in labels
+        )
+        terms.append(Term(operand, reduced))
+    return combine(op.linearity, terms)

@@ -1,0 +1,211 @@
+"""Flows of subscripts: `x[...]` read and written; integers, slices, tensors, masks."""
+
+from typing import Any, cast
+
+from placements.inference import padding
+from placements.inference.combine import combine
+from placements.inference.flows.elementwise import broadcast
+from placements.inference.flows.indexing import (
+    ACROSS,
+    POSITIONS,
+    addressed_axes,
+    check_rows,
+    owned,
+    written,
+)
+from placements.inference.flows.views import PIECEWISE
+from placements.inference.op import Op
+from placements.inference.terms import Label, Mixed, Operand, Refusal, Scattered, Term
+from placements.types.tensor import TensorType
+
+
+def getitem(op: Op, input: Operand, key: Any) -> TensorType:
+    """x[...]: integers, slices, None, ellipsis, integer tensors and bool masks."""
+    plan = _Plan(input, key)
+    for entry, dim, _ in plan.entries:
+        if _is_start(entry):
+            input = padding.first_rows(input, dim, entry.stop)
+    terms = [Term(input, plan.read_labels())]
+    terms += plan.index_terms()
+    return combine(op.linearity, terms, index=input.type.index)
+
+
+def setitem(op: Op, input: Operand, key: Any, value: Any) -> TensorType:
+    """x[...] = value: the target keeps its type."""
+    plan = _Plan(input, key)
+    terms = [Term(input, plan.write_labels())]
+    terms += plan.written_index_terms()
+    if isinstance(value, Operand):
+        terms.append(Term(value, plan.value_labels(value)))
+    return written(op.linearity, input, terms, value)
+
+
+def index_put(
+    op: Op, input: Operand, indices: Any, values: Any, accumulate: bool = False
+) -> TensorType:
+    return setitem(op, input, tuple(indices), values)
+
+
+class _Plan:
+    """What an indexing key does to each dim of the tensor it indexes."""
+
+    def __init__(self, input: Operand, key: Any) -> None:
+        self.input = input
+        keys: list[Any] = list(cast(Any, key)) if isinstance(key, tuple) else [key]
+        keys = self._with_ellipsis(keys)
+        # (key, first dim it consumes, number of dims it consumes)
+        self.entries: list[tuple[Any, int, int]] = []
+        dim = 0
+        for entry in keys:
+            width = 0 if entry is None else _width(entry)
+            self.entries.append((entry, dim, width))
+            dim += width
+        for rest in range(dim, input.ndim):
+            self.entries.append((slice(None), rest, 1))
+        self.tensors = [e for e in self.entries if isinstance(e[0], Operand)]
+        for entry, _, _ in self.entries:
+            if isinstance(entry, list):
+                raise Refusal(
+                    "indexing with a list: use a tensor that says what it indexes",
+                    operand=input,
+                )
+        self._place()
+
+    def _with_ellipsis(self, keys: list[Any]) -> list[Any]:
+        at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
+        if at is None:
+            return keys
+        used = sum(0 if k is None or k is Ellipsis else _width(k) for k in keys)
+        return [
+            *keys[:at], *[slice(None)] * (self.input.ndim - used), *keys[at + 1 :]
+        ]  # fmt: skip
+
+    def _place(self) -> None:
+        """Number the dims of the result."""
+        indices = [e[0] for e in self.tensors if not e[0].is_bool]
+        self.index_ndim = max((i.ndim for i in indices), default=0)
+        if any(e[0].is_bool for e in self.tensors):
+            self.index_ndim = max(self.index_ndim, 1)
+        # torch takes the rows of plain integers first, so these do not come between.
+        kept = [entry for entry in self.entries if not _is_int(entry[0])]
+        advanced = [k for k, (entry, _, _) in enumerate(kept) if isinstance(entry, Operand)]
+        together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
+        self.index_at = 0
+        place = 0 if together or not advanced else self.index_ndim
+        self.result_dim: dict[int, int] = {}
+        for k, (entry, dim, _) in enumerate(kept):
+            if advanced and together and k == advanced[0]:
+                self.index_at = place
+                place += self.index_ndim
+            if entry is None:
+                place += 1
+            elif isinstance(entry, slice):
+                self.result_dim[dim] = place
+                place += 1
+        self.result_ndim = place
+
+    def _axes(self, index: Operand, dim: int) -> tuple[str, ...]:
+        return addressed_axes(index, self.input, dim)
+
+    def read_labels(self) -> tuple[Label, ...]:
+        labels: list[Label] = [None] * self.input.ndim
+        for entry, dim, width in self.entries:
+            if isinstance(entry, Operand) and entry.is_bool:
+                labels[dim : dim + width] = [Scattered()] * width
+            elif isinstance(entry, Operand):
+                labels[dim] = owned(self._axes(entry, dim), Mixed(ACROSS))
+            elif _is_int(entry):
+                labels[dim] = Mixed(PIECEWISE)
+            elif isinstance(entry, slice):
+                part = _is_part(entry)
+                labels[dim] = Mixed(PIECEWISE) if part else self.result_dim[dim]
+        return tuple(labels)
+
+    def index_terms(self) -> list[Term]:
+        terms: list[Term] = []
+        indices = [e[0] for e in self.tensors if not e[0].is_bool]
+        for index, labels in zip(
+            indices, broadcast(indices) if indices else [], strict=True
+        ):
+            shift = self.index_at + self.index_ndim - max(i.ndim for i in indices)
+            moved = tuple(
+                label + shift if isinstance(label, int) else label for label in labels
+            )
+            terms.append(Term(index, moved, is_control=True))
+        for entry, _, _ in self.tensors:
+            if entry.is_bool:
+                spread = tuple(Scattered() for _ in range(entry.ndim))
+                terms.append(Term(entry, spread, is_control=True))
+        return terms
+
+    def write_labels(self) -> tuple[Label, ...]:
+        labels: list[Label] = list(range(self.input.ndim))
+        for entry, dim, _ in self.entries:
+            if _is_int(entry) or _is_part(entry):
+                labels[dim] = Mixed(PIECEWISE)
+            elif isinstance(entry, Operand) and not entry.is_bool:
+                if not self._axes(entry, dim):
+                    labels[dim] = Mixed(ACROSS)
+        return tuple(labels)
+
+    def written_index_terms(self) -> list[Term]:
+        terms: list[Term] = []
+        for entry, dim, width in self.tensors:
+            if entry.is_bool:
+                labels: tuple[Label, ...] = tuple(range(dim, dim + width))
+            else:
+                own = owned(self._axes(entry, dim), Mixed(POSITIONS))
+                labels = tuple(own for _ in range(entry.ndim))
+            terms.append(Term(entry, labels, is_control=True))
+        return terms
+
+    def value_labels(self, value: Operand) -> tuple[Label, ...]:
+        """Dims of the value, aligned with the dims of `x[key]` from the right."""
+        target: list[Label] = [None] * self.result_ndim
+        for entry, dim, width in self.entries:
+            if width and dim in self.result_dim:
+                part = _is_part(entry)
+                target[self.result_dim[dim]] = Mixed(POSITIONS) if part else dim
+        for entry, dim, _ in self.tensors:
+            for k in range(self.index_ndim):
+                if entry.is_bool:
+                    target[self.index_at + k] = Mixed(POSITIONS)
+                else:
+                    own = owned(self._axes(entry, dim), Mixed(POSITIONS))
+                    target[self.index_at + k] = own
+        shift = self.result_ndim - value.ndim
+        for entry, dim, _ in self.tensors:
+            for k in range(0 if entry.is_bool else entry.ndim):
+                at = self.index_at + self.index_ndim - entry.ndim + k - shift
+                if at >= 0 and (value.shape[at] != 1 or value.cut_axes(at)):
+                    check_rows(self._axes(entry, dim), entry, value, k, at)
+        return tuple(
+            None if value.is_one_row(d) else target[d + shift] for d in range(value.ndim)
+        )
+
+
+def _width(entry: Any) -> int:
+    return entry.ndim if isinstance(entry, Operand) and entry.is_bool else 1
+
+
+def _is_int(entry: object) -> bool:
+    return isinstance(entry, int) and not isinstance(entry, bool)
+
+
+def _is_start(entry: Any) -> bool:
+    """Whether it is a slice of the first rows."""
+    if not isinstance(entry, slice):
+        return False
+    bounds = cast(Any, entry)
+    return bounds.start in (None, 0) and bounds.step in (None, 1)
+
+
+def _is_part(entry: Any) -> bool:
+    """Whether a slice may leave rows out; one that names its end is taken at its word.
+
+    An end that is as long as this rank's piece says nothing of the other ranks' pieces.
+    """
+    if not isinstance(entry, slice):
+        return False
+    bounds = cast(Any, entry)
+    return not (_is_start(entry) and bounds.stop is None)

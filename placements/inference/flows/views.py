@@ -1,0 +1,228 @@
+"""Flows of ops that move dims about: views, permutations, cutting and joining."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from placements.inference import padding
+from placements.inference.combine import combine
+from placements.inference.flows.elementwise import dims_of
+from placements.inference.op import Op
+from placements.inference.terms import Label, Mixed, Operand, Term
+from placements.types.axis import AxisType, Shard
+from placements.types.extents import Extent
+from placements.types.padding import Pads
+from placements.types.tensor import TensorType, make
+
+
+def moved(op: Op, input: Operand, labels: Sequence[Label]) -> TensorType:
+    """An op that only moves dims about; an index keeps its domain."""
+    return combine(
+        op.linearity,
+        [Term(input, tuple(labels))],
+        index=input.type.index,
+        at_pads=padding.same,
+    )
+
+
+def recut(
+    op: Op,
+    input: Operand,
+    place: Callable[[str, int, Extent], tuple[int, Extent]],
+    view: Callable[[Pads], Pads | None],
+) -> TensorType:
+    """A view in which cut dims get another number and another extent.
+
+    `place` is asked for the innermost cut first; `view` for rows of padding.
+    """
+    kept = moved(op, input, range(input.ndim))
+    cut: list[tuple[str, AxisType]] = []
+    for dim in reversed(range(input.ndim)):
+        for axis, extent in reversed(input.type.cuts(dim)):
+            cut.append((axis, Shard(*place(axis, dim, extent))))
+    types: dict[str, AxisType] = dict(reversed(cut))
+    rest = {axis: t for axis, t in kept.items() if axis not in types}
+    found = make(kept.mesh, {**types, **rest}, kept.index, kept.fresh)
+    return found.with_pads(padding.viewed(input, view))
+
+
+def flat(values: Sequence[Any]) -> tuple[int, ...]:
+    """view(2, 3) and view((2, 3)) alike."""
+    if len(values) == 1 and isinstance(values[0], tuple | list):
+        return tuple(cast(Any, values[0]))
+    return tuple(values)
+
+
+def permute(op: Op, input: Operand, *dims: Any, **kwargs: Any) -> TensorType:
+    order = dims_of(flat(dims) if dims else kwargs["dims"], input.ndim)
+    return moved(op, input, [order.index(d) for d in range(input.ndim)])
+
+
+def transpose(op: Op, input: Operand, dim0: int, dim1: int) -> TensorType:
+    if not input.ndim:
+        return moved(op, input, [])  # torch lets one number have a last dim
+    labels = list(range(input.ndim))
+    a, b = dim0 % input.ndim, dim1 % input.ndim
+    labels[a], labels[b] = labels[b], labels[a]
+    return moved(op, input, labels)
+
+
+def reverse_dims(op: Op, input: Operand) -> TensorType:
+    """t, .T: all dims in reverse order (t of at most two)."""
+    return moved(op, input, list(reversed(range(input.ndim))))
+
+
+def swap_last(op: Op, input: Operand) -> TensorType:
+    """.mT: the last two dims swapped."""
+    return transpose(op, input, -2, -1)
+
+
+def movedim(op: Op, input: Operand, source: Any, destination: Any) -> TensorType:
+    sources = dims_of(source, input.ndim)
+    targets = dims_of(destination, input.ndim)
+    rest = iter(d for d in range(input.ndim) if d not in sources)
+    order = [
+        sources[targets.index(d)] if d in targets else next(rest) for d in range(input.ndim)
+    ]
+    return moved(op, input, [order.index(d) for d in range(input.ndim)])
+
+
+def squeeze(op: Op, input: Operand, dim: Any = None) -> TensorType:
+    named = dims_of(dim, input.ndim)
+    gone = [d for d in named if input.shape[d] == 1]
+    reason = "this dim has one row here, but it is cut: other ranks hold its other rows"
+    labels: list[Label] = []
+    place = 0
+    for d in range(input.ndim):
+        labels.append(Mixed(reason) if d in gone else place)
+        place += d not in gone
+    return moved(op, input, labels)
+
+
+def unsqueeze(op: Op, input: Operand, dim: int) -> TensorType:
+    new = dim % (input.ndim + 1)
+    return moved(op, input, [d + (d >= new) for d in range(input.ndim)])
+
+
+def expand(op: Op, input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
+    shape = flat(sizes) if sizes else tuple(kwargs["size"])
+    return _expanded(op, input, shape)
+
+
+def expand_as(op: Op, input: Operand, other: Operand) -> TensorType:
+    return _expanded(op, input, other.shape)
+
+
+def _expanded(op: Op, input: Operand, shape: Sequence[int]) -> TensorType:
+    shift = len(shape) - input.ndim
+    labels: list[Label] = []
+    for d in range(input.ndim):
+        grows = shape[d + shift] not in (-1, input.shape[d])
+        reason = "a dim that is cut cannot be broadcast: one row here is not one in all"
+        labels.append(Mixed(reason) if grows else d + shift)
+    return moved(op, input, labels)
+
+
+def repeat(op: Op, input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
+    named = flat(sizes) if sizes else flat([kwargs.get("repeats", kwargs.get("dims"))])
+    times = (*(1,) * (input.ndim - len(named)), *named)  # tile may name the last dims only
+    shift = len(times) - input.ndim
+    reason = "repeating a piece interleaves it with the other ranks' pieces"
+    return moved(
+        op,
+        input,
+        [d + shift if times[d + shift] == 1 else Mixed(reason) for d in range(input.ndim)],
+    )
+
+
+PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
+
+
+def without_dim(op: Op, input: Operand, dim: int) -> TensorType:
+    """One row of a dim is taken, and the dim is gone."""
+    gone = dim % input.ndim
+    return moved(
+        op,
+        input,
+        [Mixed(PIECEWISE) if d == gone else d - (d > gone) for d in range(input.ndim)],
+    )
+
+
+def within_dim(op: Op, input: Operand, dim: int) -> TensorType:
+    """Some rows of a dim are taken."""
+    taken = dim % input.ndim
+    return moved(
+        op, input, [Mixed(PIECEWISE) if d == taken else d for d in range(input.ndim)]
+    )
+
+
+def narrow(op: Op, input: Operand, dim: int, start: int, length: int) -> TensorType:
+    if start == 0:
+        input = padding.first_rows(input, dim % input.ndim, length)
+    return within_dim(op, input, dim)
+
+
+def select(op: Op, input: Operand, dim: int, index: int) -> TensorType:
+    return without_dim(op, input, dim)
+
+
+def unbind(op: Op, input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
+    return (without_dim(op, input, dim),) * input.shape[dim]
+
+
+def pieces(
+    op: Op, input: Operand, sizes: Any = None, dim: int = 0, **kwargs: Any
+) -> list[TensorType]:
+    """split, chunk: as many results as there are, all of one type."""
+    return [within_dim(op, input, dim)]
+
+
+def joined(op: Op, tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
+    """cat: the dim that is joined must not be cut."""
+    reason = "joining pieces interleaves them with the other ranks' pieces"
+    operands: list[Operand] = list(tensors)
+    terms: list[Term] = []
+    for operand in operands:
+        along = dim % operand.ndim
+        labels = [Mixed(reason) if d == along else d for d in range(operand.ndim)]
+        terms.append(Term(operand, tuple(labels)))
+    return combine(op.linearity, terms, index=_common_index(operands))
+
+
+def stacked(op: Op, tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
+    operands: list[Operand] = list(tensors)
+    new = dim % (operands[0].ndim + 1)
+    terms = [
+        Term(operand, tuple(d + (d >= new) for d in range(operand.ndim)))
+        for operand in operands
+    ]
+    return combine(op.linearity, terms, index=_common_index(operands))
+
+
+def _common_index(operands: Sequence[Operand]) -> Any:
+    found = {operand.type.index for operand in operands}
+    return found.pop() if len(found) == 1 else None
+
+
+def triangle(op: Op, input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+    """tril, triu: what is kept depends on where in the last two dims it stands."""
+    reason = "which elements are kept depends on their place in the whole dim"
+    labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
+    return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
+
+
+def padded(
+    op: Op,
+    input: Operand,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: Any = None,
+) -> TensorType:
+    reason = "padding a piece puts pad rows between the ranks' rows"
+    labels: list[Label] = list(range(input.ndim))
+    for k in range(len(pad) // 2):
+        if pad[2 * k] or pad[2 * k + 1]:
+            labels[input.ndim - 1 - k] = Mixed(reason)
+    return combine(
+        op.linearity, [Term(input, tuple(labels))],
+        index=input.type.index, adds_number=bool(value) and any(pad),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What follows from the declared types of parameters."""

@@ -1,0 +1,1 @@
+"""State of this thread, attributes on objects, messages."""

@@ -1,0 +1,62 @@
+"""The record of what typed collectives sent: axis, kind, bytes, dtype, caller.
+
+A record of one step is its communication ledger; ranks whose records differ are out of
+lockstep.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from placements.runtime.blocks import Block, Steps, block
+from placements.runtime.scopes import Scoped
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective: `nbytes` is what this rank hands to it, with the padding if any."""
+
+    axis: str
+    kind: str
+    nbytes: int
+    dtype: str  # of what it carries, such as "bfloat16"
+    caller: str
+    backward: bool = False
+
+
+@dataclass
+class Ledger:
+    """The collectives of a step, in the order in which this rank ran them."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    outer: "Ledger | None" = None  # of a block around this one, which records too
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if self.outer is not None:
+            self.outer.add(entry)
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """How many collectives by (axis, kind)."""
+        return Counter((entry.axis, entry.kind) for entry in self.entries)
+
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries)
+
+
+_active: Scoped[Ledger | None] = Scoped("placements_ledger", None)
+
+
+def ledger() -> Block[Ledger]:
+    """Record every typed collective until the block ends, backward included."""
+    return activated(Ledger(outer=active_ledger()))
+
+
+@block
+def activated(record: Ledger) -> Steps[Ledger]:
+    """Tell `record` of every typed collective until the block ends."""
+    with _active.hold(record):
+        yield record
+
+
+def active_ledger() -> Ledger | None:
+    return _active.get()

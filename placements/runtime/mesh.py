@@ -1,0 +1,71 @@
+"""The current mesh: what axis names refer to.
+
+It belongs to a context, so every simulated rank has its own.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from placements.runtime.scopes import HeldAtOnce, Scoped
+from placements.types.mesh import Mesh, MeshLike, as_mesh, unknown_axis
+
+NO_MESH = Mesh({})
+
+
+def unknown_axis_here(mesh: Mesh, axes: Iterable[str]) -> str | None:
+    """What is wrong with the first axis that neither `mesh` nor a mesh around it has."""
+    around = [m for m in _said.all() if m is not None]
+    return unknown_axis(mesh, axes, around)
+
+
+def check_axes(where: str, mesh: Mesh | None, axes: Iterable[str]) -> None:
+    """Raise ValueError for an axis that is not known."""
+    wrong = None if mesh is None else unknown_axis_here(mesh, axes)
+    if wrong is not None:
+        raise ValueError(f"{where} {wrong}")
+
+
+# What `set_current_mesh` was given: None where it was given None, or never called.
+_said: Scoped[Mesh | None] = Scoped("placements_mesh", None)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh that axis names refer to; None means one device."""
+    said = _said.get()
+    return said if said is not None and said.sizes else None
+
+
+def checked_mesh() -> Mesh:
+    """The current mesh; one device if there is none."""
+    return current_mesh() or NO_MESH
+
+
+class _Sets(threading.local):
+    """How many times this thread made a mesh current."""
+
+    count = 0
+
+
+sets = _Sets()
+
+
+def has_mesh() -> bool:
+    """Whether a mesh is current, or one device was said."""
+    return _said.get() is not None
+
+
+class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the verb it is
+    """Make `mesh` the current one: at once, and until the `with` block ends.
+
+    A mesh without axes, `{}`, says that there is one device. None says nothing.
+    """
+
+    def __init__(self, mesh: "MeshLike | None") -> None:
+        made = None if mesh is None else as_mesh(mesh)
+        sets.count += made is not None
+        self.prepare(_said, made)
+        try:
+            self.begin()
+        except BaseException:
+            self.scope.is_open = False
+            raise

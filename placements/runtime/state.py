@@ -1,0 +1,166 @@
+"""Whether checking is on here, and who does it: one small place to ask.
+
+`checkers.count` is a plain number that is zero while no block is open anywhere. So code
+with checking off looks at that number alone, which `torch.compile` understands. Context
+variables hold the rest: a thread, and a task of asyncio, has its own.
+"""
+
+from contextvars import ContextVar
+from functools import partial
+from threading import get_ident
+from typing import Optional, Protocol
+
+from torch import Tensor, nn
+
+from placements.runtime.blocks import Block, Steps, block, together
+from placements.runtime.mesh import check_axes, current_mesh
+from placements.runtime.scopes import Scoped
+from placements.types.tensor import TensorType
+
+
+class Observer(Protocol):
+    """Who is told of values that cross a declared boundary; `verify()` is."""
+
+    def crossing(
+        self, where: str, name: str | None, x: Tensor, found: TensorType | None
+    ) -> None: ...
+
+    def stamped(self, module: nn.Module, name: str, x: Tensor) -> None: ...
+
+    def backward(self) -> None: ...
+
+
+class Checker(Protocol):
+    """The mode that checks the ops of a block."""
+
+    @property
+    def lenient(self) -> bool: ...
+
+    @property
+    def observer(self) -> Observer | None: ...
+
+    def trusting(self) -> Block[None]: ...
+
+
+class OpenBlock:
+    """A block that was entered, and the blocks around it.
+
+    A block may be left in another order than it was entered (generators), and in another
+    thread or context (a generator that is finalised there). So everybody who still has it
+    in the state asks whether it `is_open`.
+    """
+
+    __slots__ = ("is_open", "mode", "outer", "thread")
+
+    def __init__(self, mode: Checker, outer: Optional["OpenBlock"]) -> None:
+        self.mode = mode
+        self.outer = outer
+        self.thread = get_ident()
+        self.is_open = True
+
+
+def innermost(found: OpenBlock | None) -> OpenBlock | None:
+    """The first block that is open, of this thread: torch's modes are per thread."""
+    while found is not None and not (found.is_open and found.thread == get_ident()):
+        found = found.outer
+    return found
+
+
+# What holds for the code that runs in one context. Each is put back by one C call.
+block_here: ContextVar[OpenBlock | None] = ContextVar("placements_block", default=None)
+_shared_axes: Scoped[frozenset[str]] = Scoped("placements_shared_axes", frozenset())
+_is_opaque: Scoped[bool] = Scoped("placements_opaque", False)
+_in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
+
+
+class Checkers:
+    """How many blocks are open, over all threads."""
+
+    count = 0
+
+
+checkers = Checkers()
+
+
+class Current:
+    """The state of this context, by name."""
+
+    @property
+    def mode(self) -> Checker | None:
+        """The checker of the block that this code is in."""
+        if not checkers.count:
+            return None
+        found = innermost(block_here.get())
+        return None if found is None else found.mode
+
+    @property
+    def shared_axes(self) -> frozenset[str]:
+        """The axes on which random generators are shared."""
+        return _shared_axes.get()
+
+    @property
+    def is_opaque(self) -> bool:
+        """Inside code whose ops are not checked one by one."""
+        return checkers.count > 0 and _is_opaque.get()
+
+    @property
+    def in_backward(self) -> bool:
+        """In backward of a checked block: hooks are watched, ops are not."""
+        return checkers.count > 0 and _in_backward.get()
+
+
+current = Current()
+
+
+def observer() -> Observer | None:
+    """Who watches values here, if anybody does."""
+    mode = current.mode
+    return None if mode is None else mode.observer
+
+
+@block
+def suspended(*, in_backward: bool = False) -> Steps[None]:
+    """Checking is off inside: backward, hooks and recomputation are not checked."""
+    outside, was_in_backward = block_here.get(), _in_backward.get()
+    put_back = together(
+        [partial(block_here.set, outside), partial(_in_backward.set, was_in_backward)]
+    )
+    try:
+        block_here.set(None)
+        _in_backward.set(in_backward)
+        yield
+    finally:
+        put_back()
+
+
+def opaque() -> Block[None]:
+    """Inside, what is written to tensors is counted, not checked."""
+    return _is_opaque.hold(True)
+
+
+def sharing(axes: frozenset[str]) -> Block[None]:
+    """Inside, random generators are shared on these axes and no others."""
+    return _shared_axes.hold(axes)
+
+
+class Context(Block[None]):
+    """A `with` block for some axes."""
+
+    def __init__(self, *axes: str) -> None:
+        self.axes = axes
+
+    def _recreate_cm(self) -> "Context":
+        return type(self)(*self.axes)  # as a decorator: one for each call
+
+
+class shared_generator(Context):  # noqa: N801 - reads as the claim it is
+    """Say that on these axes all ranks' random generators are in the same state.
+
+    Random ops then keep Replicate and Invariant values equal on those axes, and are
+    refused on values that differ there. `verify()` compares the generators' states.
+    """
+
+    def steps(self) -> Steps[None]:
+        check_axes("shared_generator", current_mesh(), self.axes)
+        with sharing(current.shared_axes.union(self.axes)):
+            yield

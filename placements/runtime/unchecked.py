@@ -1,0 +1,41 @@
+"""Say so when a block checked nothing because no mesh was current in it."""
+
+import sys
+import warnings
+from typing import TypeVar
+
+from placements.runtime.blocks import Steps
+from placements.runtime.callsite import user_frame
+from placements.runtime.errors import UncheckedWarning
+from placements.runtime.mesh import has_mesh, sets
+
+T = TypeVar("T")
+
+
+def warned_without_a_mesh(block: str, steps: Steps[T]) -> Steps[T]:
+    """The same steps; warns when they end well and no mesh was ever current."""
+    handled, had_mesh, sets_before = sys.exception(), has_mesh(), sets.count
+    failed = False
+    try:
+        yield from steps
+    except GeneratorExit as leaving:
+        # It is raised while the error of the block, if there is one, is handled.
+        failed = leaving.__context__ is not handled
+    if not failed and not had_mesh and sets.count == sets_before:
+        _warn(block)
+
+
+def _warn(block: str) -> None:
+    text = (
+        f"{block} checked no placements: no mesh was current in the block. Make one "
+        "current, set_current_mesh({'dp': 2, 'tp': 4}) or a DeviceMesh; a program for one "
+        "device says so with set_current_mesh({})"
+    )
+    frame = user_frame()
+    if frame is None:
+        warnings.warn(text, UncheckedWarning, stacklevel=2)
+        return
+    where, scope = frame.f_code.co_filename, frame.f_globals
+    seen = scope.setdefault("__warningregistry__", {})
+    name = scope.get("__name__")
+    warnings.warn_explicit(text, UncheckedWarning, where, frame.f_lineno, name, seen)

@@ -1,0 +1,1 @@
+"""Compare ranks with one device."""

@@ -1,0 +1,352 @@
+"""One case: a typed function on simulated ranks against a reference on one device.
+
+The ranks run under the checker, with real communication; results and gradients are
+joined by the types that the checker inferred.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from placements._torch import pytree, unseen
+from placements.annotations.declarations import assert_type, type_of
+from placements.checker.mode import typecheck
+from placements.runtime.declared import declared
+from placements.runtime.errors import PlacementError
+from placements.runtime.mesh import set_current_mesh
+from placements.testing.draw.arguments import checked_type
+from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.draw.placed import join_ranks, part_of
+from placements.testing.ranks.crashes import own_error
+from placements.testing.ranks.failures import RankFailure
+from placements.testing.ranks.run import device_mesh, run_ranks
+from placements.types.axis import AxisType, Partial, Shard, TypesLike
+from placements.types.extents import Padded
+from placements.types.meaning import split
+from placements.types.mesh import Mesh, as_mesh
+from placements.types.tensor import TensorType, make
+
+Placed = tuple[Tensor, TypesLike]
+
+# The note on an error of the reference, which is the user's.
+OF_REFERENCE = "raised by the reference"
+
+# Ranks sum in another order than one device; drawn numbers are whole, parameters are not.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def check_spmd_case(
+    fn: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Placed],
+    *,
+    mesh: Mapping[str, int],
+    seed: int = 0,
+) -> bool:
+    """One case: `fn` on simulated ranks against `reference` on one device.
+
+    `inputs` gives each argument's global value and type; of a module its parameters and
+    buffers too, by name. False if the checker refuses (`refusal` says why);
+    AssertionError if results or gradients differ; ValueError if an input is none;
+    CheckerCrash if the checker itself fails, which is no refusal.
+    """
+    return refusal(fn, reference, inputs, mesh=mesh, seed=seed) is None
+
+
+def refusal(
+    fn: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Placed],
+    *,
+    mesh: Mapping[str, int],
+    seed: int = 0,
+) -> PlacementError | None:
+    """`check_spmd_case`, but what the checker says; None if it accepts."""
+    sizes = Mesh(mesh)
+    given = {name: _input(fn, name, placed, sizes) for name, placed in inputs.items()}
+    stopped, ranks, failure = _on_ranks(_one_rank, fn, given, sizes, seed)
+
+    def plainly() -> None:
+        own, _, failed = _on_ranks(_plain_rank, fn, given, sizes, seed)
+        raised = [*own, *([failed] if failed is not None else [])]
+        if raised:
+            raise ExceptionGroup("what the ranks raise without the checker", raised)
+
+    own = own_error([*stopped, *([failure] if failure is not None else [])], plainly)
+    for error in stopped:
+        if isinstance(error, PlacementError):
+            return error
+    if own is not None and own is not failure:
+        raise AssertionError(f"a rank raised {own!r}") from own
+    if failure is not None:
+        raise failure
+    done = [rank for rank in ranks if rank is not None]
+    _check_against(reference, done, given, sizes, seed)
+    return None
+
+
+def _on_ranks(
+    program: "Callable[[Callable[..., Any], dict[str, _Input], int], _Rank | None]",
+    fn: Callable[..., Any],
+    given: "Mapping[str, _Input]",
+    mesh: Mesh,
+    seed: int,
+) -> "tuple[list[Exception], list[_Rank | None], RankFailure | None]":
+    """What stopped ranks, what the ranks computed, and how they failed as a whole.
+
+    A refusal, and a RuntimeError (shapes that do not fit on a rank; elsewhere that may be
+    refused), is kept and not raised, since ranks that fail are set up anew, which takes
+    long. Ranks that wait for one that has stopped are no failure of their own.
+    """
+    # Not an argument, of which every rank has a copy: what a rank leaves here is kept
+    # when others, that wait for it, fail.
+    stopped: list[Exception] = []
+
+    def on_rank(fn: Callable[..., Any], given: "dict[str, _Input]") -> "_Rank | None":
+        try:
+            return program(fn, given, seed)
+        except (PlacementError, RuntimeError) as error:
+            stopped.append(error)
+            return None
+
+    try:
+        return stopped, run_ranks(dict(mesh.sizes), on_rank, fn, dict(given)), None
+    except RankFailure as failure:
+        is_own = failure.cause is not None or not stopped
+        return stopped, [], failure if is_own else None
+
+
+def _check_against(
+    reference: Callable[..., Any],
+    done: "Sequence[_Rank]",
+    given: "Mapping[str, _Input]",
+    sizes: Mesh,
+    seed: int,
+) -> None:
+    values = {
+        name: one.value.clone().requires_grad_(one.wants_gradient)
+        for name, one in given.items()
+    }
+    # A module may change its buffers: each case starts with those it was given.
+    fresh = copy.deepcopy(reference) if isinstance(reference, nn.Module) else reference
+    try:
+        whole = _Results(_called(fresh, values))
+        whole.check()
+    except Exception as error:
+        error.add_note(OF_REFERENCE)
+        raise
+    for rank in done:
+        _check_structure(rank.results, whole)
+    for k, target in enumerate(whole.tensors):
+        _compare([rank.outputs[k] for rank in done], target, sizes, f"result {k}")
+    pairs = [
+        (y, _cotangent(y, y.shape, seed, k))
+        for k, y in enumerate(whole.tensors)
+        if y.requires_grad
+    ]
+    wanted = {name: x for name, x in values.items() if x.requires_grad}
+    for name, gradient in _gradients(pairs, wanted).items():
+        held = [rank.gradients[name] for rank in done]
+        _compare(held, gradient, sizes, f"the gradient of {name}")
+
+
+class _Results:
+    """What a function returned: its tensors, and all that is around them."""
+
+    def __init__(self, result: Any) -> None:
+        leaves, self.structure = cast(tuple[list[Any], Any], pytree.tree_flatten(result))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.others = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def check(self) -> None:
+        """ValueError for what cannot be compared."""
+        for leaf in self.others:
+            if leaf is not Tensor and not isinstance(leaf, bool | int | float | str | None):
+                raise ValueError(
+                    f"a result is a {type(leaf).__name__}, which cannot be compared: "
+                    "return tensors, alone or in tuples, lists and dicts"
+                )
+        if not self.tensors:
+            raise ValueError("nothing to compare: the reference returned no tensor")
+
+    def without_values(self) -> tuple[Any, list[Any]]:
+        return self.structure, self.others
+
+
+def _check_structure(found: tuple[Any, list[Any]], wanted: _Results) -> None:
+    if found != wanted.without_values():
+        raise AssertionError(
+            "the results have another structure than on one device:\n"
+            f"on ranks {found[0]} with {found[1]}\n"
+            f"on one device {wanted.structure} with {wanted.others}"
+        )
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A global value, its types with the extents of all cuts, and each rank's shape."""
+
+    value: Tensor
+    types: dict[str, AxisType]
+    shapes: list[tuple[int, ...]]
+    wants_gradient: bool
+
+
+def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input:
+    """ValueError for what is no global value with a type that fits it."""
+    what = f"input {name!r}"
+    pair: list[Any] = list(placed) if isinstance(cast(object, placed), tuple) else []
+    kinds = [isinstance(x, k) for x, k in zip(pair, (Tensor, Mapping), strict=False)]
+    if len(pair) != 2 or not all(kinds):
+        raise ValueError(
+            f"{what} must be a tuple (global value, {{axis: type}}), "
+            f"got {type(placed).__name__}"
+        )
+    value = cast(Tensor, pair[0])
+    types = _with_totals(what, value, pair[1], mesh)
+    try:
+        shapes = [tuple(piece.shape) for piece in split(value, types, mesh)]
+        for place, shape in zip(mesh.coordinates(), shapes, strict=True):
+            declared(mesh.seen_from(place), types, shape)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
+    wants_gradient = value.is_floating_point() and name not in buffers
+    return _Input(value.detach(), types, shapes, wants_gradient)
+
+
+def _with_totals(
+    what: str, value: Tensor, types: TypesLike, mesh: Mesh
+) -> dict[str, AxisType]:
+    """Shards without an extent are cut like torch.chunk, as `split` does."""
+    whole: dict[str, AxisType] = {}
+    for axis, like in types.items():
+        t = checked_type(what, axis, like, value.dim())
+        if mesh.sizes.get(axis) == 1:  # it cuts nothing, so it is no outer cut either
+            continue
+        if isinstance(t, Partial) and value.dtype is torch.bool:
+            raise ValueError(f"{what} is Partial on {axis!r}, but booleans have no sum")
+        if isinstance(t, Shard) and t.extent is None:
+            seen = [x.dim for x in whole.values() if isinstance(x, Shard)]
+            t = Shard(t.dim, None if t.dim in seen else Padded(value.shape[t.dim]))
+        whole[axis] = t
+    return whole
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor on one rank, and its type there without the rank's own mesh."""
+
+    value: Tensor
+    types: dict[str, AxisType]
+
+
+@dataclass(frozen=True)
+class _Rank:
+    results: tuple[Any, list[Any]]
+    outputs: list[_Held]
+    gradients: dict[str, _Held]
+
+
+def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _Rank:
+    """What this rank computes under the checker, and its gradients."""
+    held: dict[str, Tensor] = {}
+    with set_current_mesh(device_mesh()):
+        with typecheck():
+            for name, one in given.items():
+                held[name] = _declared(name, one, seed)
+            results = _Results(_called(fn, held))
+            types = [type_of(y) for y in results.tensors]
+        typed = list(zip(results.tensors, types, strict=True))
+        outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
+        pairs = [
+            (y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad
+        ]
+        wanted = {name: x for name, x in held.items() if x.requires_grad}
+        found: dict[str, _Held] = {}
+        for name, gradient in _gradients(pairs, wanted).items():
+            t = type_of(wanted[name])
+            found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
+    return _Rank(results.without_values(), outputs, found)
+
+
+def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> None:
+    """The same without the checker: does the program raise by itself?"""
+    with set_current_mesh(device_mesh()):
+        held = {name: _declared(name, one, seed) for name, one in given.items()}
+        results = _Results(_called(fn, held)).tensors
+        pairs = [(y, torch.ones_like(y)) for y in results if y.requires_grad]
+        _gradients(pairs, {name: x for name, x in held.items() if x.requires_grad})
+
+
+def _declared(name: str, one: _Input, seed: int) -> Tensor:
+    mesh = as_mesh(device_mesh())
+    with unseen():
+        t = declared(mesh, one.types, one.shapes[dist.get_rank()])
+        local = part_of(one.value, t, seeded(seed, "part", name))
+        local = local.detach().requires_grad_(one.wants_gradient)
+    return assert_type(local, t)
+
+
+def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:
+    """The call of a function, or of a module with the parameters that are among them."""
+    if not isinstance(fn, nn.Module):
+        return fn(**values)
+    own = {name for name, _ in [*fn.named_parameters(), *fn.named_buffers()]}
+    state = {name: value for name, value in values.items() if name in own}
+    rest = {name: value for name, value in values.items() if name not in own}
+    return torch.func.functional_call(fn, state, (), rest)
+
+
+def _gradients(
+    pairs: Sequence[tuple[Tensor, Tensor]], wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of (result, cotangent) pairs, the gradient of each wanted tensor; zeros if unused."""
+    if not pairs or not wanted:
+        return {name: torch.zeros_like(x) for name, x in wanted.items()}
+    found = torch.autograd.grad(
+        [y for y, _ in pairs], list(wanted.values()), [w for _, w in pairs],
+        allow_unused=True, materialize_grads=True,
+    )  # fmt: skip
+    return dict(zip(wanted, found, strict=True))
+
+
+def _seed(y: Tensor, t: TensorType | None, seed: int, k: int) -> Tensor:
+    """This rank's part of the cotangent of one result."""
+    assert t is not None
+    whole = _cotangent(y, t.global_shape(tuple(y.shape)), seed, k)
+    return part_of(whole, t.dual(), seeded(seed, "cotangent", k))
+
+
+def _cotangent(y: Tensor, shape: Sequence[int], seed: int, k: int) -> Tensor:
+    drawn = numbers(shape, seeded(seed, "w", k), y.dtype)
+    return drawn + (drawn == 0)
+
+
+def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> None:
+    types = [
+        make(mesh.seen_from(place), one.types)
+        for place, one in zip(mesh.coordinates(), held, strict=True)
+    ]
+    try:
+        (found,) = join_ranks([one.value for one in held], types, mesh).values()
+    except ValueError as error:
+        lines = [f"rank {r}: {_shown(one.value)}" for r, one in enumerate(held)]
+        locals_ = "\n".join(lines)
+        raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
+    tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
+    torch.testing.assert_close(
+        found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
+        msg=lambda text: f"{what} differs from one device: {text}\n"
+        f"on ranks {_shown(found)}\non one device {_shown(wanted)}",
+    )  # fmt: skip
+
+
+def _shown(value: Tensor) -> str:
+    """A value in whole if it is small; else the largest difference must do."""
+    return f"{value}" if value.numel() <= 32 else f"a tensor of {tuple(value.shape)}"

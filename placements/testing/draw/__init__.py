@@ -1,0 +1,1 @@
+"""Draw values, types and arguments with hypothesis."""

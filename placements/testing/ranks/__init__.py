@@ -1,0 +1,1 @@
+"""Run a program on simulated ranks or on processes."""

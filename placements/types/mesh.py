@@ -1,0 +1,220 @@
+"""Meshes: axis names, sizes, this rank's coordinate, and the groups if there are any.
+
+A mesh is a `DeviceMesh`, or names and sizes alone. With sizes alone nothing can
+communicate, and the checks see the mesh from one coordinate (the first, unless said).
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch.distributed as dist
+
+from placements._torch import unseen
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+# Names of axes that are used together, and of which meshes may leave some out.
+_families: set[frozenset[str]] = set()
+
+
+def optional_axes(*axes: str) -> None:
+    """Say that meshes with some of these axes may leave the others out.
+
+    A type on an axis that the mesh does not have is an error otherwise, because a name
+    that is mistyped would check nothing. A package that annotates for (dp, cp, tp) and
+    runs without cp, too, says so once, where it is imported:
+    `optional_axes("dp", "cp", "tp")`. On a mesh with none of these axes, they are unknown.
+    """
+    for axis in axes:
+        if not axis.isidentifier():
+            raise ValueError(f"optional_axes: {axis!r} must be a name such as 'cp'")
+    if len(set(axes)) < 2:
+        raise ValueError(
+            f"optional_axes{axes!r}: name the axis together with those that it is used "
+            "with, such as optional_axes('dp', 'cp', 'tp')"
+        )
+    _families.add(frozenset(axes))
+
+
+def unknown_axis(
+    mesh: "Mesh", axes: Iterable[str], around: Iterable["Mesh"] = ()
+) -> str | None:
+    """What is wrong with the first axis that is not known; None: nothing.
+
+    Known are the axes of the mesh, those of the meshes `around` it over as many ranks
+    (other presentations of it), and those that are used together with one of its own. A
+    mesh without axes is one device, where no type says anything.
+    """
+    unknown = [axis for axis in axes if axis not in mesh.sizes]
+    if not unknown or not mesh.sizes:
+        return None
+    presentations = [m for m in around if m.num_ranks == mesh.num_ranks]
+    one_rank = not mesh.axes
+    families = [f for f in _families if one_rank or f & mesh.sizes.keys()]
+    known = {*mesh.sizes}.union(*(m.sizes for m in presentations), *families)
+    for axis in unknown:
+        if axis in known:
+            continue
+        return (
+            f"names axis {axis!r}, which {mesh!r} does not have.{_meant(axis, known)} If "
+            f"some meshes leave the axis out, call optional_axes({axis!r}, ...) with the "
+            "axes that it is used with"
+        )
+    return None
+
+
+def _meant(axis: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # imported late: only mistakes need it
+
+    close = get_close_matches(axis, sorted(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+class Mesh:
+    """Named axes over ranks, seen from one rank."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        coordinate: Mapping[str, int] | None = None,
+        device_mesh: "DeviceMesh | None" = None,
+    ) -> None:
+        for axis, size in sizes.items():
+            if not axis.isidentifier():
+                raise ValueError(f"mesh axis {axis!r} must be a name such as 'tp'")
+            if size < 1:
+                raise ValueError(f"mesh axis {axis!r} has size {size}, must be >= 1")
+        self.sizes: dict[str, int] = dict(sizes)
+        self.coordinate: dict[str, int] = {
+            axis: (coordinate or {}).get(axis, 0) for axis in self.sizes
+        }
+        for axis, place in self.coordinate.items():
+            if not 0 <= place < self.sizes[axis]:
+                raise ValueError(
+                    f"coordinate {place} on mesh axis {axis!r} must lie in "
+                    f"0..{self.sizes[axis] - 1}"
+                )
+        self.device_mesh = device_mesh
+        # Axes of size 1 carry no information: types leave them out.
+        self.axes: tuple[str, ...] = tuple(a for a, n in self.sizes.items() if n > 1)
+        self.position: dict[str, int] = {a: i for i, a in enumerate(self.axes)}
+        self._key = (
+            tuple(self.sizes.items()),
+            tuple(self.coordinate.values()),
+            id(device_mesh) if device_mesh is not None else None,
+        )
+        self._hash = hash(self._key)
+        # What was inferred on this mesh, for the next step. It holds types, which hold
+        # the mesh, so it must go with the mesh.
+        self.inferred: dict[Any, Any] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Mesh) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.sizes, self.coordinate, self.device_mesh)
+
+    def __deepcopy__(self, memo: object) -> "Mesh":
+        return self  # ranks and groups are not copied with a module that names them
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.sizes.items())})"
+
+    @property
+    def num_ranks(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def require(self, axis: str) -> int:
+        """The size of `axis`; ValueError if the mesh has no such axis."""
+        if axis not in self.sizes:
+            known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
+            raise ValueError(
+                f"the current mesh has no axis {axis!r} (it has {known})."
+                f"{_meant(axis, self.sizes)} "
+                f"An axis that is not split has size 1: {{{axis!r}: 1, ...}}"
+            )
+        return self.sizes[axis]
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The process group of `axis`; None on a mesh of sizes alone."""
+        self.require(axis)
+        return None if self.device_mesh is None else self.device_mesh.get_group(axis)
+
+    def coordinates(self) -> list[dict[str, int]]:
+        """Every rank's coordinate, in rank order (the last axis runs fastest)."""
+        places = product(*(range(n) for n in self.sizes.values()))
+        return [dict(zip(self.sizes, place, strict=True)) for place in places]
+
+    def seen_from(self, coordinate: Mapping[str, int]) -> "Mesh":
+        """The same mesh as another rank sees it; sizes alone."""
+        return Mesh(self.sizes, coordinate)
+
+    def rank_order(self) -> tuple[int, ...]:
+        """The global ranks, row-major; what two presentations must share."""
+        if self.device_mesh is None:
+            return tuple(range(self.num_ranks))
+        with unseen():
+            return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
+
+
+MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
+
+# A DeviceMesh is looked up by identity at every `set_current_mesh`; its Mesh is kept on
+# the object itself so that types made under it stay comparable.
+_ATTRIBUTE = "_placements_mesh"
+
+
+class _Kept:
+    """Holds the Mesh of a DeviceMesh, and leaves it out when that is pickled.
+
+    A DTensor is saved with its DeviceMesh, and the file must load without this package.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()  # anything plain that `weights_only=True` lets in
+
+
+@lru_cache(maxsize=64)
+def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """One Mesh for equal sizes, so that what was inferred on it is found again."""
+    return Mesh(dict(sizes))
+
+
+def as_mesh(mesh: "MeshLike") -> Mesh:
+    """A Mesh from one, from names and sizes, or from a DeviceMesh with names."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, Mapping):
+        return _mesh_of_sizes(tuple(mesh.items()))
+    known = getattr(mesh, _ATTRIBUTE, None)
+    if isinstance(known, _Kept):
+        return known.mesh
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None:
+        raise ValueError(
+            "a mesh is a DeviceMesh with mesh_dim_names, or a mapping such as "
+            f"{{'dp': 2, 'tp': 4}}; got {mesh!r}"
+        )
+    with unseen():  # a mesh is first met inside typecheck() too, and holds tensors
+        place, shape = mesh.get_coordinate(), tuple(mesh.mesh.shape)
+    if place is None:
+        raise ValueError("this rank is not part of the DeviceMesh")
+    made = Mesh(
+        dict(zip(names, shape, strict=True)),
+        dict(zip(names, map(int, place), strict=True)),
+        mesh,
+    )
+    setattr(mesh, _ATTRIBUTE, _Kept(made))
+    return made

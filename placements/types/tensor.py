@@ -1,0 +1,174 @@
+"""The type of a tensor: one AxisType for every mesh axis, and what goes with them.
+
+Where several axes cut one dim, the order of the axes in the mapping is the order of the
+cuts, outermost first: `{"dp": S(0), "tp": S(0)}` gives every dp rank a run of rows and
+cuts that run over tp.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from placements.types.axis import AxisType, R, Shard, V, dual
+from placements.types.extents import Extent
+from placements.types.index import Computed, Cuts, Index
+from placements.types.mesh import Mesh
+from placements.types.padding import Pads
+from placements.types.text import as_axis_type, print_types
+
+# Where a tensor comes from factories alone (`TensorType.fresh`), what it holds. One
+# number given a shape, ZERO or FILLED, goes with any type (only zero may be added to a
+# Partial). EMPTY memory and what was MADE of fresh tensors are of the type inferred. All
+# are still open to declaration, and take the type of what is first written to them.
+ZERO, FILLED, EMPTY, MADE = "zero", "filled", "empty", "made"
+
+
+class TensorType(Mapping[str, AxisType]):
+    """axis -> AxisType on one mesh; equal to a plain dict that says the same."""
+
+    __slots__ = ("_hash", "fresh", "index", "mesh", "orders", "pads", "types")
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        types: tuple[AxisType, ...],
+        orders: tuple[tuple[int, tuple[str, ...]], ...] = (),
+        index: Index | Computed | None = None,
+        fresh: str | None = None,
+        pads: tuple[Pads, ...] = (),
+    ) -> None:
+        self.mesh = mesh
+        self.types = types
+        # (dim, axes from the outermost cut) for dims that several axes cut
+        self.orders = orders
+        self.index = index
+        self.fresh = fresh
+        self.pads = pads
+        self._hash = hash((mesh, types, orders, index, fresh, pads))
+
+    def __getitem__(self, axis: str) -> AxisType:
+        return self.types[self.mesh.position[axis]]
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def __iter__(self) -> Iterator[str]:
+        axes = list(self.mesh.axes)
+        for _, order in self.orders:
+            places = sorted(axes.index(axis) for axis in order)
+            for place, axis in zip(places, order, strict=True):
+                axes[place] = axis
+        return iter(axes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, TensorType):
+            return (
+                self._hash == other._hash
+                and self.types == other.types
+                and self.orders == other.orders
+                and self.mesh == other.mesh
+                and self.index == other.index
+                and self.fresh == other.fresh
+                and self.pads == other.pads
+            )
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self.says(cast(Mapping[str, object], other))
+
+    def __repr__(self) -> str:
+        return print_types(self)
+
+    def says(self, types: Mapping[str, object]) -> bool:
+        """Whether a plain mapping says the same; axes of size 1 do not count."""
+        sizes = self.mesh.sizes
+        said = {axis: t for axis, t in types.items() if sizes.get(axis, 2) > 1}
+        if said.keys() != self.mesh.position.keys():
+            return False
+        if any(self[axis] != as_axis_type(t) for axis, t in said.items()):
+            return False
+        return all(
+            [axis for axis in said if axis in order] == list(order)
+            for _, order in self.orders
+        )
+
+    def cuts(self, dim: int) -> Cuts:
+        """(axis, extent) of every cut of `dim`, outermost first."""
+        found: list[tuple[str, Extent]] = []
+        for axis in self.order(dim):
+            shard = self[axis]
+            assert isinstance(shard, Shard) and shard.extent is not None
+            found.append((axis, shard.extent))
+        return tuple(found)
+
+    def order(self, dim: int) -> tuple[str, ...]:
+        """The axes that cut `dim`, outermost first."""
+        for d, axes in self.orders:
+            if d == dim:
+                return axes
+        return tuple(
+            axis
+            for axis, t in zip(self.mesh.axes, self.types, strict=True)
+            if isinstance(t, Shard) and t.dim == dim
+        )
+
+    def global_size(self, dim: int, local_size: int) -> int:
+        cuts = self.cuts(dim)
+        return cuts[0][1].total if cuts else local_size
+
+    def global_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.global_size(dim, size) for dim, size in enumerate(shape))
+
+    def with_index(self, index: Index | Computed | None) -> "TensorType":
+        if index == self.index:
+            return self
+        return TensorType(self.mesh, self.types, self.orders, index, self.fresh, self.pads)
+
+    def with_pads(self, pads: tuple[Pads, ...]) -> "TensorType":
+        if pads == self.pads:
+            return self
+        return TensorType(self.mesh, self.types, self.orders, self.index, self.fresh, pads)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the tensor is one number that a factory gave a shape."""
+        return self.fresh in (ZERO, FILLED)
+
+    def written(self) -> "TensorType":
+        """The type of a tensor that is no longer fresh."""
+        if self.fresh is None:
+            return self
+        return TensorType(self.mesh, self.types, self.orders, self.index, pads=self.pads)
+
+    def dual(self) -> "TensorType":
+        """The type of the gradient."""
+        types = tuple(dual(t) for t in self.types)
+        pads = tuple(Pads(p.validity, p.dims) for p in self.pads)
+        return TensorType(self.mesh, types, self.orders, pads=pads)
+
+
+def make(
+    mesh: Mesh,
+    types: Mapping[str, AxisType],
+    index: Index | Computed | None = None,
+    fresh: str | None = None,
+) -> TensorType:
+    """A TensorType from complete, bound AxisTypes; the mapping's order is the cuts'."""
+    by_dim: dict[int, list[str]] = {}
+    for axis, t in types.items():
+        if isinstance(t, Shard):
+            by_dim.setdefault(t.dim, []).append(axis)
+    orders = tuple(
+        sorted((dim, tuple(axes)) for dim, axes in by_dim.items() if len(axes) > 1)
+    )
+    values = tuple(types[axis] for axis in mesh.axes)
+    return TensorType(mesh, values, orders, index, fresh)
+
+
+def from_factory(mesh: Mesh, fill: str) -> TensorType:
+    """The type of a tensor fresh from a factory."""
+    on_each_axis = V if fill == EMPTY else R
+    return TensorType(mesh, (on_each_axis,) * len(mesh.axes), fresh=fill)

@@ -1,0 +1,1 @@
+"""`verify()`: compare values across ranks."""

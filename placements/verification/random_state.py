@@ -1,0 +1,94 @@
+"""Random state across ranks: what a draw claims, and what the ranks' logs say of it.
+
+On the axes of a `shared_generator` all ranks draw from one state. On the others a value
+that differs by rank, or that a draw makes differ, needs numbers of each rank's own: two
+ranks in one state would mask different rows alike.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from placements.runtime.errors import PlacementError
+from placements.types.axis import WORDS
+from placements.verification.logs import Draw, Lie, Log, Positions, placed_entries
+
+# A draw, and its place in the order of the program.
+_Placed = tuple[int, Draw]
+
+
+def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
+    """The draws whose generators are not in the states that the program claims."""
+    draws, meshes = placed_entries(logs, at, Draw)
+    for mesh in meshes:
+        for axis, size in mesh.sizes:
+            for group in mesh.groups(axis) if size > 1 else ():
+                found = {
+                    rank: {
+                        (draw.where, draw.call): (position, draw)
+                        for position, draw in draws[rank]
+                        if draw.mesh == mesh and axis in draw.letters
+                    }
+                    for rank in group
+                    if rank in logs
+                }
+                yield from _along(axis, found)
+
+
+def _along(
+    axis: str, found: Mapping[int, Mapping[tuple[str, int], _Placed]]
+) -> Iterator[Lie]:
+    for key in dict.fromkeys(key for draws in found.values() for key in draws):
+        placed = {rank: draws[key] for rank, draws in found.items() if key in draws}
+        drew = {rank: draw for rank, (_, draw) in placed.items()}
+        position = min(position for position, _ in placed.values())
+        first = next(iter(drew.values()))
+        absent = [rank for rank in found if rank not in drew]
+        # Where each rank draws for itself one that has no rows draws nothing.
+        if axis in first.shared:
+            differ = next((r for r in drew if drew[r].state != first.state), None)
+            ranks = [next(iter(drew)), *([differ] if differ is not None else absent)]
+        else:
+            ranks = _alike(drew)
+        if len(ranks) > 1:
+            yield Lie(position, _error(axis, first, ranks[:2]))
+
+
+def _alike(drew: Mapping[int, Draw]) -> list[int]:
+    """The first ranks that draw from one state."""
+    by_state: dict[int, list[int]] = {}
+    for rank, draw in drew.items():
+        by_state.setdefault(draw.state, []).append(rank)
+    return next((ranks for ranks in by_state.values() if len(ranks) > 1), list[int]())
+
+
+def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
+    who = f"ranks {ranks[0]} and {ranks[1]}"
+    kind = WORDS[draw.letters[axis]]
+    if axis in draw.shared:
+        return PlacementError(
+            f"verify: {draw.where}: {who} of axis {axis!r} draw different numbers for "
+            f"{draw.name}, but shared_generator({axis!r}) says that they draw the same",
+            where=draw.where,
+            name=draw.name,
+            axis=axis,
+            expected="one state of the generators",
+            actual=f"another state on {who}",
+            rule="what is drawn from a shared generator stays equal only if the ranks "
+            "were seeded alike and have drawn as often",
+            advice="seed all ranks of the axis alike (torch.manual_seed(seed)), and let "
+            f"ranks draw numbers of their own only inside own_generator({axis!r})",
+        )
+    return PlacementError(
+        f"verify: {draw.where}: {who} of axis {axis!r} draw the same numbers for "
+        f"{draw.name}, which is {kind} there",
+        where=draw.where,
+        name=draw.name,
+        axis=axis,
+        expected="a state of its own on each rank",
+        actual=f"one state on {who}",
+        rule="different rows need different numbers; equal ones are for equal values, "
+        "and are said by shared_generator",
+        advice=f"with own_generator({axis!r}): ... (or seed the ranks apart, "
+        "torch.manual_seed(seed + rank))"
+        + f"; with shared_generator({axis!r}): ... if they are meant to be equal"
+        * (draw.letters[axis] == "R"),
+    )
