@@ -13,12 +13,14 @@ internals (`tests/test_torch.py` looks).
 # pyright: reportUnknownVariableType=false
 
 import importlib
+import inspect
 import pickle
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import call
+from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -502,3 +504,105 @@ def explicit_redistribution(**options: Any) -> Any:
 def fake_store() -> Any:
     """The store of a process group that sends nothing."""
     return _of("torch.testing._internal.distributed.fake_pg.FakeStore")()
+
+
+# A slot of a signature: its name, its kind, its default (`NO_DEFAULT`: it must be given),
+# and whether it is given by name only. The kinds are words of torch's schemas ("Tensor",
+# "Scalar", "int", "int[]", "bool", "dtype", ...); "any" where torch does not say.
+SlotData = tuple[str, str, Any, bool]
+NO_DEFAULT: Any = object()
+REST = "rest"  # the kind of a slot that takes all positional arguments that are left
+
+
+def signatures(func: Any, name: str) -> tuple[bool, list[list[SlotData]]]:
+    """Whether a torch function is a method in C, and all its overloads.
+
+    A function written in Python has its own signature. A function in C has the schemas of
+    the op of that name, and if there are none, the signature that torch's own tests of
+    overriding use.
+    """
+    if isinstance(func, torch._ops.OpOverload):
+        return False, [_slots(func._schema)]
+    is_method = isinstance(func, _METHODS)
+    plain = inspect.unwrap(func) if isinstance(func, FunctionType) else func
+    if isinstance(plain, FunctionType):
+        return False, [_python_slots(plain)]
+    found = [_slots(schema) for schema in _schemas(name) if _is_called(schema)]
+    found += _PARSED.get(name, [])
+    if found:
+        return is_method or isinstance(plain, _METHODS), found
+    dummy = torch.overrides.get_testing_overrides().get(func)
+    return False, [] if dummy is None else [_python_slots(dummy)]
+
+
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)
+
+# What Python's own parser takes beside the schemas: x.to("cpu").
+_PARSED: dict[str, list[list[SlotData]]] = {
+    "to": [
+        [("self", "Tensor", NO_DEFAULT, False), ("device", "device?", None, False),
+         ("dtype", "dtype?", None, False), ("non_blocking", "bool", False, False),
+         ("copy", "bool", False, False), ("memory_format", "memory_format?", None, True)],
+    ],
+}  # fmt: skip
+
+
+def _schemas(name: str) -> list[Any]:
+    qualified = name if "::" in name else f"aten::{name}"
+    found = _C._jit_get_schemas_for_operator(qualified)
+    base = qualified.removesuffix("_")
+    return found or _C._jit_get_schemas_for_operator(base)
+
+
+def _is_called(schema: Any) -> bool:
+    """Whether Python may call this overload: others are for `out=` and for TorchScript."""
+    arguments = schema.arguments
+    if any(a.is_out or str(a.real_type).startswith("Dimname") for a in arguments):
+        return False
+    result = [str(r.real_type) for r in schema.returns]
+    return schema.overload_name not in _SCRIPTED and any("Tensor" in r for r in result)
+
+
+_SCRIPTED = ("t", "hacked_twin", "prim_Device", "prim_dtype", "prim_other", "a")
+
+
+def _slots(schema: Any) -> list[SlotData]:
+    return [
+        (
+            a.name,
+            _kind(str(a.real_type)),
+            a.default_value if a.has_default_value() else NO_DEFAULT,
+            a.kwarg_only,
+        )
+        for a in schema.arguments
+    ]
+
+
+_KINDS = {"SymInt": "int", "ScalarType": "dtype", "Device": "device", "Layout": "layout",
+          "MemoryFormat": "memory_format", "number": "Scalar"}  # fmt: skip
+
+
+def _kind(text: str) -> str:
+    """`SymInt[1]?` -> `int[]?`."""
+    optional = "?" if text.endswith("?") or text.startswith("Optional[") else ""
+    plain = text.removesuffix("?").removeprefix("Optional[")
+    if optional and not text.endswith("?"):
+        plain = plain.removesuffix("]")
+    element, bracket, _ = plain.partition("[")
+    if element == "List":
+        element = plain[5:-1]
+    element = element.partition("(")[0].removesuffix("?")
+    if "Tensor" in element:
+        element = "Tensor"
+    return _KINDS.get(element, element) + ("[]" if bracket else "") + optional
+
+
+def _python_slots(function: Any) -> list[SlotData]:
+    found: list[SlotData] = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.VAR_KEYWORD:
+            continue
+        kind = REST if p.kind is p.VAR_POSITIONAL else "any"
+        default = NO_DEFAULT if p.default is p.empty else p.default
+        found.append((p.name, kind, default, p.kind is p.KEYWORD_ONLY))
+    return found

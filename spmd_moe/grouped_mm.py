@@ -33,8 +33,10 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     Under autocast it is computed in autocast's dtype, as the matrix products of torch are.
     """
     _check_integers("the ends of the groups", ends_G)
-    if len(ends_G) != len(matrices_GKN):
-        raise ValueError(f"{len(ends_G)} groups of rows, but {len(matrices_GKN)} matrices")
+    if ends_G.shape[0] != matrices_GKN.shape[0]:
+        raise ValueError(
+            f"{ends_G.shape[0]} groups of rows, but {matrices_GKN.shape[0]} matrices"
+        )
     rows_MK = rows_MK.to(autocast_dtype(rows_MK) or rows_MK.dtype)
     matrices_GKN = matrices_GKN.to(autocast_dtype(matrices_GKN) or matrices_GKN.dtype)
     if rows_MK.dtype != matrices_GKN.dtype:
@@ -92,11 +94,11 @@ def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
 
 def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     if rows_MK.is_meta:
-        return rows_MK.new_empty(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
+        return rows_MK.new_empty(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
     rows_KM = rows_MK.mT
     if _fits(rows_KM) and _fits(grads_MN) and rows_MK.shape[0] > 0:
         return F.grouped_mm(rows_KM, grads_MN, offs=ends_G)
-    out_GKN = rows_MK.new_zeros(len(ends_G), rows_MK.shape[1], grads_MN.shape[1])
+    out_GKN = rows_MK.new_zeros(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
     for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
             out_GKN[group] = _widened(rows_KM[:, start:end]) @ _widened(grads_MN[start:end])

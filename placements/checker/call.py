@@ -7,23 +7,22 @@ numbers that belong to mesh axes (`numbers.py`).
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from torch import Tensor
 
 from placements.checker.lookup import Call
 from placements.inference import padding
 from placements.inference.fixes import fixes, pad_advice
-from placements.inference.flows import elementwise
-from placements.inference.flows import factories as create
 from placements.inference.numbers import (
     RANK_NUMBERS,
     RankNumber,
     chosen_by,
-    filled_with,
     number_operand,
     numbers_in,
     shown,
 )
-from placements.inference.op import Op
+from placements.inference.op import SETTINGS
+from placements.inference.signature import bind, defaults
 from placements.inference.terms import Operand, Refusal
 from placements.runtime.callsite import caller, name_of
 from placements.runtime.describe import described, dtype_name, type_or_error
@@ -36,32 +35,16 @@ from placements.types.tensor import TensorType
 # A tensor, or a number that stands for one.
 Thing: TypeAlias = Tensor | RankNumber
 
-# Flows whose numbers are values, like tensors without dims.
-_TAKES_VALUES = frozenset(
-    {
-        elementwise.pointwise,
-        elementwise.quotient,
-        elementwise.where,
-        elementwise.masked_fill,
-        elementwise.fill,
-    }
-)
-
-# Ops whose numbers choose elements, or count them: with another number, others come out.
-_CHOOSES = frozenset(
-    "__getitem__ __setitem__ narrow select split split_with_sizes tensor_split roll "
-    "arange linspace tril triu topk kthvalue".split()
-)
-
 _COUNTS_PADDING = (
     "the size of a dim with rows of padding counts them too; the rows that are meant are "
     "those of the mask, valid.sum()"
 )
 
-# Other names that torch takes for an argument.
-_ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
-
 Infer: TypeAlias = Callable[[Sequence[Operand]], Any]
+
+
+class UnknownForm(Exception):  # noqa: N818 - turned into an error at the boundary
+    """The arguments fit no overload of the op."""
 
 
 class CallInference:
@@ -70,10 +53,8 @@ class CallInference:
     def __init__(
         self, call: Call, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.call, self.where, self.args = call, where, args
-        self.kwargs = {_ALIASES.get(name, name): a for name, a in kwargs.items()}
-        self._values = call.op.flow in _TAKES_VALUES
-        self.things: list[Thing] = list(self._things_in((args, kwargs)))
+        self.call, self.where, self.args, self.kwargs = call, where, args, kwargs
+        self.things: list[Thing] = list(_tensors_in((args, tuple(kwargs.values()))))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -82,19 +63,85 @@ class CallInference:
     def infer(self) -> Any:
         """The type of the result, or of each of several; Refusal if there is none."""
         self.operands = [
-            _operand(thing, self.where, k) for k, thing in enumerate(self.things)
+            _operand(thing, self.where, k) for k, thing in enumerate(self.tensors)
         ]
-        for thing, operand in zip(self.things, self.operands, strict=True):
-            if not isinstance(thing, Tensor) and thing.facts.counts_padding:
-                raise Refusal(_COUNTS_PADDING, None, operand, "the number of valid rows")
+        self._bind()
         return self._inferred(self.operands)
+
+    def _bind(self) -> None:
+        """Put every argument into its slot, and see that the row says what it is there."""
+        left = iter(self.operands)
+        args = [_seen(arg, left) for arg in self.args]
+        kwargs = {name: _seen(arg, left) for name, arg in self.kwargs.items()}
+        op = self.call.op
+        bound = bind(self.call.signatures, args, kwargs)
+        if bound is None:
+            raise UnknownForm(f"{op.name} has no overload for these arguments")
+        self.bound: dict[str, Any] = {}
+        for slot, value in bound.items():
+            role = op.role(slot)
+            if role is None:
+                self._refuse_unless_default(slot, value)
+            elif role != "unread":
+                self.bound[slot] = self._by_role(slot, role, value)
+
+    def _refuse_unless_default(self, slot: str, value: Any) -> None:
+        usual = defaults(self.call.signatures, slot)
+        if not isinstance(value, Operand) and any(value is d or value == d for d in usual):
+            return
+        raise Refusal(
+            f"the table of ops does not say what the argument {slot!r} does to placements",
+            operand=value if isinstance(value, Operand) else None,
+            expected=f"{self.call.op.name} without {slot}=",
+        )
+
+    def _by_role(self, slot: str, role: str, value: Any) -> Any:
+        """The value, if its role takes it; numbers that belong to axes become operands."""
+        if role in ("value", "control"):
+            return self._with_numbers(value)
+        if role == "subscript":
+            return value  # its flow looks at every class of subscript
+        if role in ("size", "dtype") and isinstance(value, Operand):
+            return value
+        for item in operands_in(value):
+            raise Refusal(
+                f"the argument {slot!r} takes plain numbers or settings, and a tensor "
+                "there may differ by rank: read it first, int(x)",
+                operand=item,
+                expected="a Python number",
+            )
+        for number in numbers_in(value) if role not in ("size", "choice") else ():
+            axis = next((a for a, _ in number.facts.letters), None)
+            raise Refusal(
+                f"the argument {slot!r} must be the same on all ranks, and this number "
+                "belongs to an axis",
+                axis, self._number(number), "a plain number",
+            )  # fmt: skip
+        return value
+
+    def _number(self, number: RankNumber) -> Operand:
+        """The number as one more operand of the call."""
+        operand = number_operand(number, checked_mesh(), len(self.operands))
+        self.things.append(number)
+        self.operands.append(operand)
+        return operand
+
+    def _with_numbers(self, value: Any) -> Any:
+        if value.__class__ in RANK_NUMBERS:
+            operand = self._number(cast(RankNumber, value))
+            if value.facts.counts_padding:
+                raise Refusal(_COUNTS_PADDING, None, operand, "the number of valid rows")
+            return operand
+        if isinstance(value, list | tuple):
+            return [self._with_numbers(item) for item in cast(Any, value)]
+        return value
 
     def error(self, refusal: Refusal) -> PlacementError:
         """The error for a refused call."""
         things = self.things
         names = [
             (name_of(thing) if isinstance(thing, Tensor) else thing.facts.origin)
-            or f"argument {k}"
+            or self._slot_of(k)
             for k, thing in enumerate(things)
         ]
         guilty = self._guilty(refusal)
@@ -118,6 +165,15 @@ class CallInference:
             fixes=offered,
             advice=_about_sizes(things) or pad_advice(refusal) if not offered else "",
         )
+
+    def _slot_of(self, position: int) -> str:
+        """The name of the slot that an operand is in, for want of a name in the program."""
+        for slot, value in getattr(self, "bound", {}).items():
+            found = list(operands_in(value))
+            for k, operand in enumerate(found):
+                if operand.position == position:
+                    return slot if isinstance(value, Operand) else f"{slot}[{k}]"
+        return f"argument {position}"
 
     def _guilty(self, refusal: Refusal) -> int:
         """A size of a piece before the tensor that it is used with."""
@@ -161,51 +217,85 @@ class CallInference:
 
     def _typed(self, operands: Sequence[Operand]) -> Any:
         """The op's flow as a function of its operands, other arguments given."""
-        op, left = self.call.op, iter(operands)
-        seen = tuple(self._with_operands(a, left) for a in self.args)
-        named = {k: self._with_operands(a, left) for k, a in self.kwargs.items()}
+        op = self.call.op
+        slots = {
+            slot: _replaced(value, operands)
+            for slot, value in self.bound.items()
+            if slot not in SETTINGS
+        }
         first: tuple[Any, ...] = (checked_mesh(),) if self.call.takes_mesh else ()
         if self.call.takes_shared:
-            named["shared"] = current.shared_axes
-        found = self._by_numbers(op.flow(op, *first, *seen, **named))
-        if self.call.in_place or _asks_in_place(op, self.args, self.kwargs):
+            slots["shared"] = current.shared_axes
+        found = self._by_choices(op.flow(op, *first, **slots))
+        if self.bound.get("requires_grad"):
+            # Nobody says yet what the gradient of a new leaf is, so it is no constant.
+            found = found.as_leaf()
+        if self.call.in_place or self.bound.get("inplace"):
             return _written(operands[0], found)
         return found
 
-    def _by_numbers(self, found: Any) -> Any:
-        """What numbers that belong to axes make of the result."""
-        op = self.call.op
-        if op.name in _CHOOSES:
-            for number in numbers_in((self.args, self.kwargs)):
-                found = _each(found, number)
-        elif op.flow is create.filled:
-            value = self.kwargs.get("fill_value", self.args[-1] if self.args else None)
-            if "full" in op.name and value.__class__ in RANK_NUMBERS:
-                return filled_with(checked_mesh(), cast(RankNumber, value))
+    def _by_choices(self, found: Any) -> Any:
+        """What numbers that belong to axes make of the result, where they choose."""
+        for slot, value in self.bound.items():
+            if self.call.op.role(slot) in ("choice", "subscript"):
+                for number in numbers_in(value):
+                    found = _each(found, number)
         return found
 
-    def _things_in(self, value: Any) -> Iterator[Thing]:
-        """The operands among arguments, in order of appearance."""
-        if isinstance(value, Tensor) or (self._values and value.__class__ in RANK_NUMBERS):
-            yield value
-        elif isinstance(value, dict):
-            yield from self._things_in(tuple(cast(Any, value).values()))
-        elif isinstance(value, list | tuple):
-            for item in cast(Any, value):
-                yield from self._things_in(item)
 
-    def _with_operands(self, arg: Any, operands: Any) -> Any:
-        if isinstance(arg, Tensor) or (self._values and arg.__class__ in RANK_NUMBERS):
-            return next(operands)
-        if isinstance(arg, list | tuple):
-            seen = [self._with_operands(a, operands) for a in cast(Any, arg)]
-            return seen if isinstance(arg, list) else tuple(seen)
-        return arg
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments, slices included, in order of appearance."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from _tensors_in((bounds.start, bounds.stop, bounds.step))
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from _tensors_in(item)
 
 
-def _operand(thing: Thing, where: str, position: int) -> Operand:
-    if not isinstance(thing, Tensor):
-        return number_operand(thing, checked_mesh(), position)
+def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
+    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
+    if isinstance(arg, Tensor):
+        return next(operands)
+    if isinstance(arg, np.generic):
+        return arg.item()
+    if isinstance(arg, list | tuple):
+        items = cast(Any, arg)
+        seen = [_seen(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
+    if isinstance(arg, slice):
+        bounds = cast(Any, arg)
+        return slice(
+            *(_seen(b, operands) for b in (bounds.start, bounds.stop, bounds.step))
+        )
+    return arg
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from operands_in(item)
+
+
+def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
+    """The value with each operand replaced by the one in its position."""
+    if isinstance(value, Operand):
+        return operands[value.position]
+    if isinstance(value, list | tuple):
+        seen = [_replaced(item, operands) for item in cast(Any, value)]
+        return tuple(seen)
+    if isinstance(value, slice):
+        bounds = cast(Any, value)
+        ends = (bounds.start, bounds.stop, bounds.step)
+        return slice(*(_replaced(end, operands) for end in ends))
+    return value
+
+
+def _operand(thing: Tensor, where: str, position: int) -> Operand:
     found = type_or_error(thing, where)
     return Operand(found, tuple(thing.shape), dtype_name(thing), position)
 
@@ -224,16 +314,6 @@ def _about_sizes(things: Sequence[Thing]) -> str:
                 "global_size(x, dim), or global_mean(total, count, axes)"
             )
     return ""
-
-
-def _asks_in_place(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """relu(x, inplace=True), relu(x, True), dropout(x, 0.5, True, True)."""
-    if kwargs.get("inplace", False):
-        return True
-    # Activations take the flag second, dropout fourth; it is their only flag there.
-    return (
-        op.group in ("elementwise", "random") and len(args) in (2, 4) and args[-1] is True
-    )
 
 
 def _written(target: Operand, found: TensorType) -> TensorType:

@@ -4,19 +4,22 @@ An op of the table; a question that reveals no value; a value read as a number; 
 entrance to backward; or something that is not known, and refused.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
 
-from placements._torch import op_name
+from placements._torch import NO_DEFAULT, SlotData, op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.guards import raw_collective
-from placements.checker.numbers import count_read, shape_of
+from placements.checker.numbers import count_read, length_of, shape_of
 from placements.checker.writes import check_data, unwritten
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
 from placements.inference.op import Op
 from placements.inference.ops import METADATA, OPS, READS, SOURCES
+from placements.inference.signature import ANY, Signature, Slot, names_of
 from placements.runtime import tags
 from placements.runtime.callsite import caller, name_of
 from placements.runtime.describe import described, padded_at
@@ -29,15 +32,41 @@ KNOWN: dict[Any, Any] = {}
 
 
 class Call:
-    """A known op, and whether this form of it writes its first argument."""
+    """A known op, its overloads, and whether this form of it writes its first argument."""
 
-    __slots__ = ("in_place", "op", "takes_mesh", "takes_shared")
+    __slots__ = ("in_place", "op", "signatures", "takes_mesh", "takes_shared")
 
-    def __init__(self, op: Op, in_place: bool) -> None:
+    def __init__(self, op: Op, in_place: bool, signatures: Sequence[Signature]) -> None:
         self.op = op
         self.in_place = in_place
+        self.signatures = signatures
         self.takes_mesh = "mesh" in op.takes
         self.takes_shared = "shared" in op.takes
+
+
+def _call(func: Any, name: str, op: Op, in_place: bool) -> Call:
+    """The op with the signatures of this function, in the table's names for slots."""
+    is_method, overloads = signatures(func, name)
+    names = list(op.slots)
+    if "::" in name and "*" not in op.slots:  # a custom op has names of its own
+        overloads = [
+            [(names[k] if k < len(names) else s[0], *s[1:]) for k, s in enumerate(slots)]
+            for slots in overloads
+        ]
+    if not overloads:
+        overloads = [[(slot, ANY, None, False) for slot in names]]
+    return Call(op, in_place, [_signature(op, is_method, slots) for slots in overloads])
+
+
+def _signature(op: Op, is_method: bool, slots: Sequence[SlotData]) -> Signature:
+    names = names_of([slot[0] for slot in slots], op.other_names)
+    return Signature(
+        tuple(
+            Slot(name, own_name, kind, default, default is NO_DEFAULT, by_name)
+            for name, (own_name, kind, default, by_name) in zip(names, slots, strict=True)
+        ),
+        is_method,
+    )
 
 
 def resolve(func: Any) -> Any:
@@ -59,6 +88,10 @@ def _find(func: Any) -> Any:
         return _set_data
     if name in ("shape", "size", "numel", "nelement"):
         return shape_of
+    if name == "__len__":
+        return length_of
+    if name in ("requires_grad_", "requires_grad.__set__"):
+        return _leaf
     if name == "tensor":
         return _literal
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
@@ -67,14 +100,16 @@ def _find(func: Any) -> Any:
         return _array
     if name in READS:
         return _read
+    if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
+        return _unknown  # torch.distributed.gather and scatter are no ops on one tensor
     if name in OPS:
-        call = Call(OPS[name], in_place=name == "__setitem__")
+        call = _call(func, name, OPS[name], in_place=name == "__setitem__")
         return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
         base = f"__{name[3:]}"  # x &= y
     if base in OPS:
-        return Call(OPS[base], in_place=True)
+        return _call(func, name, OPS[base], in_place=True)
     return _unknown
 
 
@@ -107,6 +142,15 @@ def _custom(func: Any, name: str, call: Call) -> Any:
 
 def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
+
+
+def _leaf(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.requires_grad_(): nobody said yet what its gradient is, so it is no constant."""
+    result = func(*args, **kwargs)
+    known = tags.get(args[0])
+    if known is not None and known.fresh is not None and args[0].requires_grad:
+        tags.put(args[0], known.as_leaf())
+    return result
 
 
 def _literal(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -190,5 +234,5 @@ def register_op(name: str, like: str) -> None:
         raise ValueError(f"like={like!r} is not in the table of ops")
     if name in OPS:
         raise ValueError(f"{name!r} is in the table of ops already")
-    OPS[name] = OPS[like]
+    OPS[name] = replace(OPS[like], name=name)
     KNOWN.clear()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements.checker.block import opened
-from placements.checker.call import CallInference
+from placements.checker.call import CallInference, UnknownForm
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
@@ -134,7 +134,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if tensors and tags.get(tensors[0]) is None:
             # It is being initialised, or copied (by a module's `to`, a state dict) before
             # it is declared; without a type it stays, so nothing can be made of it.
-            if call.op.group in (_OVERWRITES if call.in_place else _COPIES):
+            if call.op.overwrites if call.in_place else call.op.copies:
                 return _UNTYPED
         if self.lenient and any(tags.get(t) is None for t in tensors):
             return _UNTYPED
@@ -147,6 +147,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 func(*args, **kwargs)  # torch says better what is wrong
             raise inference.error(refusal) from None
         except (
+            UnknownForm,
             TypeError,
             LookupError,
             ArithmeticError,
@@ -165,12 +166,6 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 # A result that stays without a type.
 _UNTYPED = object()
 
-# In-place ops that replace all values, so that what was there does not matter.
-_OVERWRITES = ("random", "copies and casts")
-
-# Ops that give the same values.
-_COPIES = ("copies and casts",)
-
 
 def _key(arg: Any) -> Any:
     """What inference sees of an argument, hashable."""
@@ -179,7 +174,8 @@ def _key(arg: Any) -> Any:
             type_or_error(arg, "an op")
         return tags.get(arg), arg.shape, arg.dtype
     if isinstance(arg, list | tuple):
-        return tuple(map(_key, cast(Any, arg)))
+        items = cast(Any, arg)
+        return items.__class__, *map(_key, items)
     if isinstance(arg, slice):
         bounds = cast(Any, arg)
         return "slice", _key(bounds.start), _key(bounds.stop), _key(bounds.step)

@@ -20,13 +20,12 @@ from placements.inference.numbers import (
 )
 from placements.inference.terms import Refusal
 from placements.runtime import tags
-from placements.runtime.callsite import caller
+from placements.runtime.callsite import caller, name_of
 from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import mismatch
+from placements.runtime.errors import PlacementError, mismatch
 from placements.runtime.mesh import checked_mesh, current_mesh
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard
-from placements.types.extents import Even
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
@@ -57,7 +56,7 @@ def _rank(place: int, mesh: Mesh, axes: tuple[str, ...], origin: str) -> int:
     if current.mode is None:
         return place
     letters = tuple((axis, "V") for axis in axes if axis in mesh.position)
-    return belonging(place, Facts(letters, origin, mesh=mesh))
+    return belonging(place, Facts(letters, origin))
 
 
 def with_plain_sizes(reduce_ex: Any) -> Any:
@@ -141,30 +140,48 @@ def _axes_of(group: Any, mesh: Mesh) -> tuple[str, ...]:
 
 
 def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """x.shape, x.size(), x.size(dim), x.numel(): sizes of cut dims are Partial."""
+    """x.shape, x.size(), x.size(dim), x.numel(): sizes know the piece they are of."""
     result = func(*args, **kwargs)
     known = tags.get(args[0])
-    if known is None or not (known.pads or any(isinstance(t, Shard) for t in known.types)):
+    if known is None or not (known.pads or any(t.letter in "SV" for t in known.types)):
         return result
     if isinstance(result, torch.Size):
         return torch.Size([_size(known, d, n) for d, n in enumerate(result)])
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if dim is not None:
         return _size(known, dim % args[0].dim(), result)
-    axes = [axis for axis, t in known.items() if isinstance(t, Shard)]
-    return belonging(result, _facts(known, axes, "numel()", bool(known.pads)))
+    cut = tuple(axis for axis, t in known.items() if isinstance(t, Shard))
+    return belonging(result, Facts(_letters(known, cut), "numel()", bool(known.pads)))
+
+
+def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """len(x): Python makes a plain number of it, so it is refused where it differs."""
+    known = tags.get(args[0])
+    result = func(*args, **kwargs)
+    if known is not None and _size(known, 0, result).__class__ in RANK_NUMBERS:
+        name = name_of(args[0]) or "x"
+        raise PlacementError(
+            f"len({name}) at {caller()}: the first dim of {name} is cut or differs by "
+            "rank, and Python makes a plain number of its length",
+            where="len",
+            name=name,
+            rule="a size of this rank's piece must not be taken for the size of the whole",
+            operands=[described(args[0], known)],
+            advice=f"{name}.shape[0]",
+        )
+    return result
+
+
+def _letters(known: TensorType, cut: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Sizes of cut dims are summands; each rank has sizes of its own where it varies."""
+    varying = tuple((axis, "V") for axis, t in known.items() if t.letter == "V")
+    return (*((axis, "P") for axis in cut), *varying)
 
 
 def _size(known: TensorType, dim: int, size: int) -> int:
     padded = any(dim in pads.dims for pads in known.pads)
-    return belonging(size, _facts(known, known.order(dim), f"shape[{dim}]", padded))
-
-
-def _facts(known: TensorType, axes: Any, origin: str, padded: bool) -> Facts:
-    shards = [cast(Shard, known[axis]) for axis in axes]
-    uniform = all(isinstance(shard.extent, Even) for shard in shards)
-    letters = tuple((axis, "P") for axis in axes)
-    return Facts(letters, origin, uniform, padded, known.mesh)
+    letters = _letters(known, known.order(dim))
+    return belonging(size, Facts(letters, f"shape[{dim}]", padded, known.cuts(dim)))
 
 
 def count_read(x: Tensor, value: int) -> int:
@@ -174,7 +191,7 @@ def count_read(x: Tensor, value: int) -> int:
         return value
     axes = [axis for axis, t in known.items() if t.letter in "VS"]
     letters = tuple((axis, "V") for axis in axes)
-    return belonging(value, Facts(letters, "item()", mesh=known.mesh))
+    return belonging(value, Facts(letters, "item()"))
 
 
 class Pieces(tuple[Any, ...]):

@@ -6,6 +6,7 @@ label that says where the dim goes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from placements.inference.padding import AtPads, result_pads
 from placements.inference.rules import (
@@ -17,21 +18,21 @@ from placements.inference.rules import (
     Linearity,
     join,
 )
-from placements.inference.terms import NO_ARGUMENT as NO_ARGUMENT
-from placements.inference.terms import SHAPES as SHAPES
-from placements.inference.terms import Addressed as Addressed
-from placements.inference.terms import Contract as Contract
-from placements.inference.terms import Label as Label
-from placements.inference.terms import Mixed as Mixed
-from placements.inference.terms import Operand as Operand
-from placements.inference.terms import Refusal as Refusal
-from placements.inference.terms import Scattered as Scattered
-from placements.inference.terms import Term as Term
-from placements.types.axis import BY_LETTER, AxisType, Shard, V
+from placements.inference.terms import (
+    Addressed,
+    Contract,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Scattered,
+    Term,
+)
+from placements.types.axis import BY_LETTER, AxisType, R, Shard, V
 from placements.types.extents import Extent
 from placements.types.index import Computed, Index
 from placements.types.mesh import Mesh
-from placements.types.tensor import FILLED, MADE, TensorType, make
+from placements.types.tensor import EMPTY, FILLED, LEAF, MADE, TensorType, make
 
 
 def combine(
@@ -47,28 +48,34 @@ def combine(
     `adds_number`: a non-zero Python number is one of the op's values. `at_pads`: what the
     op makes of rows of padding, where its linearity alone does not say.
     """
-    placed = [term for term in terms if not term.operand.type.is_number]
-    fills = [term for term in terms if term.operand.type.is_number]
-    mesh = _common_mesh(placed or fills)
-    fresh = MADE if all(term.operand.type.fresh for term in terms) else None
-    if not placed:
-        if not adds_number and _only_moves_dims(linearity, fills):
-            fresh = fills[0].operand.type.fresh
-        placed, fills = fills, []  # numbers in the shape of a piece are a piece
-    adds_number |= any(
-        term.operand.type.fresh == FILLED and not term.is_control for term in fills
-    )
-    types = {axis: _join_axis(axis, linearity, placed, adds_number) for axis in mesh.axes}
-    _forget_outer_cuts(types, placed)
-    result = make(mesh, _in_order(types, placed), index, fresh)
+    terms = [_as_read(term) for term in terms]
+    mesh = _common_mesh(terms)
+    sources = [term.operand.type.fresh for term in terms]
+    fresh = MADE if all(sources) and LEAF not in sources else None
+    if fresh is not None and not adds_number and _only_moves_dims(linearity, terms):
+        fresh = terms[0].operand.type.fresh
+    types = {axis: _join_axis(axis, linearity, terms, adds_number) for axis in mesh.axes}
+    _forget_outer_cuts(types, terms)
+    result = make(mesh, _in_order(types, terms), index, fresh)
     if not any(term.operand.type.pads for term in terms):
         return result
     return result.with_pads(result_pads(linearity, terms, result, adds_number, at_pads))
 
 
+def _as_read(term: Term) -> Term:
+    """What was never written is each rank's own, whatever the sizes say."""
+    found = term.operand.type
+    if found.fresh != EMPTY:
+        return term
+    own = make(found.mesh, {axis: V for axis in found.mesh.axes}, fresh=MADE)
+    return replace(term, operand=replace(term.operand, type=own))
+
+
 def _common_mesh(terms: Sequence[Term]) -> Mesh:
-    mesh = terms[0].operand.type.mesh
-    for term in terms[1:]:
+    # A constant of plain sizes is the same on any mesh.
+    placed = [term for term in terms if not _is_same_anywhere(term)] or terms
+    mesh = placed[0].operand.type.mesh
+    for term in placed[1:]:
         other = term.operand.type.mesh
         if other != mesh:
             raise Refusal(
@@ -78,6 +85,11 @@ def _common_mesh(terms: Sequence[Term]) -> Mesh:
                 expected=f"a type on {mesh!r}",
             )
     return mesh
+
+
+def _is_same_anywhere(term: Term) -> bool:
+    found = term.operand.type
+    return found.is_number and all(t.letter == "R" for t in found.types)
 
 
 def _only_moves_dims(linearity: Linearity, terms: Sequence[Term]) -> bool:
@@ -102,11 +114,19 @@ def _join_axis(
 ) -> AxisType:
     values: list[tuple[str, Term]] = []
     controls: list[tuple[str, Term]] = []
+    constants: list[tuple[str, Term]] = []
     kept: list[tuple[int, Extent, Term]] = []
     contracted: dict[str, list[tuple[Extent, Term]]] = {}
     for term in terms:
-        letter = term.operand.type[axis].letter
-        shard = term.operand.type[axis]
+        shard = term.operand.type.get(axis, R)
+        letter = shard.letter
+        if letter == "R" and term.operand.type.is_number and len(terms) > 1:
+            # A constant is the same on all ranks, and has no gradient: it goes with any
+            # type, but one other than zero is no term of a sum.
+            is_term = term.operand.type.fresh == FILLED and not term.is_control
+            adds_number = adds_number or is_term
+            constants.append((letter, term))
+            continue
         if isinstance(shard, Shard):
             label = _label(term, shard.dim, axis)
             assert shard.extent is not None
@@ -120,6 +140,9 @@ def _join_axis(
             elif isinstance(label, Scattered):
                 letter = "V"
         (controls if term.is_control else values).append((letter, term))
+    if not (values or controls or contracted):
+        values = [pair for pair in constants if not pair[1].is_control]
+        controls = [pair for pair in constants if pair[1].is_control]
     place = _agree_on_dim(axis, kept, terms)
     for key, cuts in contracted.items():
         letter = _contract(axis, key, cuts, terms)
@@ -148,10 +171,10 @@ def _agree_on_dim(
             )  # fmt: skip
     cut = {id(term) for _, _, term in kept}
     for term in terms:
-        if id(term) in cut or term.operand.type[axis].letter == "V":
+        if id(term) in cut or term.operand.type.get(axis, R).letter == "V":
             continue
         if dim in [_label(term, d, axis) for d in range(term.operand.ndim)]:
-            letter = term.operand.type[axis].letter
+            letter = term.operand.type.get(axis, R).letter
             if letter == "P" or (letter == "I" and term.operand.can_have_gradient):
                 continue  # the table refuses it for the better reason
             raise Refusal(
@@ -180,7 +203,7 @@ def _contract(
         labels = [_label(term, d, axis) for d in range(term.operand.ndim)]
         if id(term) in cut or Contract(key) not in labels:
             continue
-        if term.operand.type[axis].letter == "V":
+        if term.operand.type.get(axis, R).letter == "V":
             return "V"
         raise Refusal(
             DIM_REASONS["half contraction"], axis, term.operand,

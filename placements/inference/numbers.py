@@ -17,6 +17,7 @@ from placements.inference.padding import same
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity, join
 from placements.inference.terms import Operand, Term
 from placements.types.axis import BY_LETTER, AxisType, Shard, V
+from placements.types.index import Cuts
 from placements.types.mesh import Mesh
 from placements.types.tensor import MADE, TensorType, make
 
@@ -28,22 +29,21 @@ NUMBER = "number"
 class Facts:
     """What is known of a number: its letter on each axis on which ranks differ.
 
-    `uniform`: pieces of equal length, so that ranks hold equal numbers after all; what it
-    is used for may depend on it, what it is divided by may not. `counts_padding`: the
-    size of a dim that has rows of padding. `mesh`: what the axes are axes of.
+    `counts_padding`: the size of a dim that has rows of padding. `cuts`: how the dim is cut
+    of which it is the size, outermost first; a multiple of a size has the multiples of the
+    pieces.
     """
 
     letters: tuple[tuple[str, str], ...]
     origin: str
-    uniform: bool = False
     counts_padding: bool = False
-    mesh: Mesh | None = None
+    cuts: Cuts = ()
 
     def letter(self, axis: str | None) -> str:
         return next((x for a, x in self.letters if a == axis), "R")
 
 
-NOTHING = Facts((), "", uniform=True)
+NOTHING = Facts((), "")
 
 
 def facts_of(value: object) -> Facts:
@@ -91,30 +91,21 @@ def _combined(name: str, left: Any, right: Any) -> Any:
         # Zero may be added to a summand (`sum` starts with it), another number not.
         given, number = (one, right) if one.letters else (two, left)
         letters = given.letters if not number else _all_varying(given)
-    elif name == "mul" and (axis := _ranks_of(one, right) or _ranks_of(two, left)):
-        letters = tuple(pair for pair in (*one.letters, *two.letters) if pair[0] != axis)
     else:
         axes = dict.fromkeys(axis for axis, _ in (*one.letters, *two.letters))
         letters = tuple(
             (axis, _letter(name, one.letter(axis), two.letter(axis))) for axis in axes
         )
     origin = f"{one.origin or left} {_OPERATORS[name][0]} {two.origin or right}"
-    uniform = one.uniform and two.uniform
     padding = one.counts_padding or two.counts_padding
-    mesh = one.mesh or two.mesh
-    return belonging(value, Facts(letters, origin, uniform, padding, mesh))
+    cuts = _multiplied(one, right) or _multiplied(two, left) if name == "mul" else ()
+    return belonging(value, Facts(letters, origin, padding, cuts))
 
 
-def _ranks_of(size: Facts, number: Any) -> str | None:
-    """The axis of which `number` is the size, if `size` is that of an equal piece there.
-
-    `x.shape[0] * tp` is the size over all ranks if the pieces are equal.
-    """
-    mesh = size.mesh
-    if not size.uniform or mesh is None or number.__class__ is not int:
-        return None
-    found = (a for a, x in size.letters if x == "P" and mesh.sizes.get(a) == number)
-    return next(found, None)
+def _multiplied(size: Facts, times: Any) -> Cuts:
+    if times.__class__ is not int or times < 1:
+        return ()
+    return tuple((axis, extent.scaled(times)) for axis, extent in size.cuts)
 
 
 def _all_varying(facts: Facts) -> tuple[tuple[str, str], ...]:
@@ -212,7 +203,7 @@ def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
     Raises Refusal for an Invariant or a Partial, as for any choice that ranks make alone.
     """
     facts = number.facts
-    if facts.uniform or not any(axis in found for axis, _ in facts.letters):
+    if not any(axis in found for axis, _ in facts.letters):
         return found
     if found.fresh is not None:
         own: dict[str, AxisType] = {

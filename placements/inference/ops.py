@@ -1,25 +1,28 @@
-"""Table: every torch op that is known, how it treats its operands, and its flow.
+"""Table: every torch op that inference knows, and all its facts.
 
-A new op is one row here. `along` says what becomes of a dim that the op works along when
-that dim is cut: `SUM` (the pieces' results add up, so the result is Partial), or the
-reason why it is refused. Ops are found by their torch name; an in-place form (`add_`) is
-found by the name of its plain one.
+One row an op family: how it depends on its operands (linearity), where their dims go (a
+flow), what each slot of a call is (`op.ROLES`), what happens along a dim that it looks
+along (`along`: SUM if the partial results add up, so the result is Partial, or the reason
+why it is refused), and what it does to zeros in rows of padding. Ops are found by their
+torch name; an in-place form (`add_`) is found by the name of its plain one.
 """
 
 from dataclasses import dataclass
 
 from placements.inference.flows import (
     elementwise,
+    factories,
     indexing,
     losses,
     products,
     random,
+    reductions,
     reshape,
     subscripts,
     views,
 )
-from placements.inference.flows import factories as create
-from placements.inference.op import SUM, Flow, Op
+from placements.inference.op import SUM, Flow, Op, parsed_slots
+from placements.inference.padding import ABSORBS, FLIPS, KEEPS
 from placements.inference.rules import LINEAR, MULTILINEAR, NO_VALUES, NONLINEAR, Linearity
 
 
@@ -31,10 +34,14 @@ class Row:
     names: str
     linearity: Linearity
     flow: Flow
+    slots: str
     why: str
     along: str = ""
     takes: str = ""
     forgets: str = ""
+    zeros: str = ""
+    overwrites: bool = False
+    copies: bool = False
 
 
 NEEDS_WHOLE = "it needs the whole dim, and this rank holds a piece of it"
@@ -55,232 +62,351 @@ NOT_RUNNING = "a running result needs what came before on the other ranks"
 NOT_SCATTERED = indexing.POSITIONS
 SELECTED = "how many elements a mask selects of a piece only its rank knows"
 
+
+ELEMENT = "each element by itself, but f(a + b) is not f(a) + f(b)"
+VIEW = "the cut goes with its dim"
+FRESH = "fresh numbers in a tensor's shape or place"
+NUMBER = "one number in every place; in the sizes of a piece it is a piece"
+SIZED = "size size; unread input; dtype dtype"  # new_zeros has an input
+SHAPED = "size size/input; dtype dtype"  # a tensor stands for its shape
+REDUCED = "value input; dim dim; flag keepdim; dtype dtype"
+
 ROWS: tuple[Row, ...] = (
     Row("elementwise",
-        "abs absolute acos acosh asin asinh atan atan2 atanh bitwise_and "
-        "bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil "
-        "celu clamp clamp_max clamp_min clip cos cosh elu eq erf erfc erfinv exp exp2 "
-        "expm1 float_power floor floor_divide fmax fmin fmod frac ge gelu gt hardsigmoid "
-        "hardswish hardtanh hypot isclose isfinite isinf isnan isneginf isposinf le "
-        "leaky_relu lgamma log log10 log1p log2 logaddexp logical_and logical_not "
-        "logical_or logical_xor logit log_sigmoid lt maximum minimum mish nan_to_num ne "
-        "pow reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit "
-        "silu sin sinc sinh softplus softsign sqrt square tan tanh tanhshrink threshold "
-        "trunc xlogy addcdiv addcmul special_expit special_entr __eq__ __and__ __or__ "
-        "__xor__ __invert__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rpow__ "
-        "__mod__ __rmod__ __floordiv__ __rfloordiv__",
-        NONLINEAR, elementwise.pointwise,
-        "each element by itself, but f(a + b) is not f(a) + f(b)"),
-    Row("sums", "add sub subtract rsub __rsub__ __radd__", LINEAR, elementwise.pointwise,
+        "acos acosh atan2 bitwise_left_shift bitwise_right_shift "
+        "clamp clamp_max clamp_min clip cos cosh eq erfc erfinv exp exp2 "
+        "float_power floor_divide fmax fmin fmod ge gt hardsigmoid "
+        "hypot isclose isfinite isinf isnan isneginf isposinf le "
+        "leaky_relu lgamma log log10 log2 logaddexp logit log_sigmoid lt nan_to_num ne "
+        "pow reciprocal remainder rsqrt sigmoid signbit sinc softplus sqrt threshold "
+        "xlogy addcdiv addcmul special_expit special_entr __eq__ "
+        "__lshift__ __rshift__ __rpow__ __mod__ __rmod__ __floordiv__ __rfloordiv__",
+        NONLINEAR, elementwise.pointwise, "value *", ELEMENT),
+    Row("elementwise",
+        "abs absolute asin asinh atan atanh bitwise_or ceil celu elu erf expm1 floor frac "
+        "gelu hardswish hardtanh log1p logical_or logical_xor bitwise_xor maximum minimum "
+        "mish relu relu6 round selu sgn sign silu sin sinh softsign square tan tanh "
+        "tanhshrink trunc __or__ __ror__ __xor__ __rxor__",
+        NONLINEAR, elementwise.pointwise, "value *", f"{ELEMENT}; zeros stay zero",
+        zeros=KEEPS),
+    Row("elementwise", "bitwise_and logical_and __and__ __rand__",
+        NONLINEAR, elementwise.pointwise, "value *", f"{ELEMENT}; zero wins",
+        zeros=ABSORBS),
+    Row("elementwise", "bitwise_not logical_not __invert__",
+        NONLINEAR, elementwise.pointwise, "value *", f"{ELEMENT}; False becomes True",
+        zeros=FLIPS),
+    Row("sums", "add sub subtract rsub __rsub__ __radd__", LINEAR, elementwise.added,
+        "value input other; flag alpha",
         "a sum of sums is a sum; every term must be pending it"),
-    Row("products", "mul multiply __rmul__", MULTILINEAR, elementwise.pointwise,
+    Row("products", "mul multiply __rmul__", MULTILINEAR, elementwise.multiplied,
+        "value input other",
         "linear in one factor when the others are given"),
     Row("quotients", "div divide true_divide", LINEAR, elementwise.quotient,
+        "value input; control other; flag rounding_mode",
         "linear in the numerator; the divisor must not be pending a sum"),
     Row("quotients", "lerp", LINEAR, elementwise.lerp,
+        "value input end; control weight",
         "linear in both ends; the weight must not be pending a sum"),
     Row("quotients", "__rtruediv__ __rdiv__", NONLINEAR, elementwise.pointwise,
+        "value input other",
         "a number divided by a sum is not the sum of the quotients"),
-    Row("signs", "neg negative positive", LINEAR, elementwise.same,
+    Row("signs", "neg negative positive", LINEAR, elementwise.same, "value input",
         "linear"),
     Row("choosing elements", "where", LINEAR, elementwise.where,
+        "control condition; value input other",
         "linear in both branches; the condition must be common to the ranks of a sum"),
     Row("choosing elements", "masked_fill", LINEAR, elementwise.masked_fill,
+        "value input value; control mask",
         "linear if the fill is zero; the mask must be common to the ranks of a sum"),
     Row("copies and casts",
-        "clone contiguous detach data pin_memory cpu cuda",
-        LINEAR, elementwise.same,
-        "the same values"),
-    Row("copies and casts",
-        "to type_as type float double half bfloat16 int long short bool char byte",
-        LINEAR, elementwise.to_dtype,
-        "the same values in another dtype; rounding to whole numbers is not linear"),
-    Row("copies and casts", "copy", LINEAR, elementwise.copy,
-        "the target becomes the source, so it must have the source's type"),
-    Row("copies and casts", "fill zero", LINEAR, elementwise.fill,
+        "clone contiguous detach data pin_memory cpu cuda float double half bfloat16",
+        LINEAR, elementwise.same, "value input",
+        "the same values", overwrites=True, copies=True),
+    Row("copies and casts", "to type_as type", LINEAR, elementwise.to_dtype,
+        "value input; dtype dtype other",
+        "the same values in another dtype; rounding to whole numbers is not linear",
+        overwrites=True, copies=True),
+    Row("copies and casts", "int long short char", LINEAR, elementwise.to_whole,
+        "value input",
+        "the same values in another dtype; rounding to whole numbers is not linear",
+        overwrites=True, copies=True),
+    Row("copies and casts", "bool byte", NONLINEAR, elementwise.to_bool, "value input",
+        "small dtypes wrap, so the cast of a sum is not the sum of the casts",
+        overwrites=True, copies=True),
+    Row("copies and casts", "copy", LINEAR, elementwise.copy, "value input src/other",
+        "the target becomes the source, so it must have the source's type",
+        overwrites=True, copies=True),
+    Row("copies and casts", "fill zero", LINEAR, elementwise.fill, "value input value",
         "every element becomes one number, which must be of the target's type: as fill_ "
-        "may not change it, so fill does not"),
-    Row("reductions", "sum", LINEAR, elementwise.reduction,
+        "may not change it, so fill does not", overwrites=True, copies=True),
+    Row("reductions", "sum", LINEAR, reductions.reduction, REDUCED,
         "the sums of the pieces add up to the sum", along=SUM),
-    Row("reductions", "nansum count_nonzero", NONLINEAR, elementwise.reduction,
+    Row("reductions", "nansum count_nonzero", NONLINEAR, reductions.reduction, REDUCED,
         "the sums of the pieces add up, but the elements are changed first", along=SUM),
-    Row("reductions", "mean", LINEAR, elementwise.reduction,
+    Row("reductions", "mean", LINEAR, reductions.mean, REDUCED,
         "a sum divided by a count", along=NOT_MEAN),
-    Row("reductions", "amax amin all any prod logsumexp", NONLINEAR, elementwise.reduction,
-        "not a sum", along=NOT_MAX),
-    Row("reductions", "var std var_mean std_mean nanmean", NONLINEAR, elementwise.reduction,
+    Row("reductions", "amax amin all any prod logsumexp", NONLINEAR, reductions.reduction,
+        REDUCED, "not a sum", along=NOT_MAX),
+    Row("reductions", "nanmean", NONLINEAR, reductions.reduction, REDUCED,
         "not a sum", along=NEEDS_WHOLE),
-    Row("reductions", "norm linalg_vector_norm linalg_norm", NONLINEAR, elementwise.norm,
+    Row("reductions", "var std var_mean std_mean", NONLINEAR, reductions.spread,
+        "value input; dim dim; flag keepdim unbiased correction",
+        "not a sum", along=NEEDS_WHOLE),
+    Row("reductions", "norm linalg_vector_norm linalg_norm", NONLINEAR, reductions.norm,
+        "value input; flag p ord; dim dim; flag keepdim; dtype dtype",
         "the norm of a sum is not the sum of norms; sum the squares instead",
         along=NEEDS_WHOLE),
-    Row("reductions", "max min median nanmedian mode", NONLINEAR, elementwise.choice,
+    Row("reductions", "max min median nanmedian mode", NONLINEAR, reductions.choice,
+        "value input other; dim dim; flag keepdim",
         "chooses among elements", along=NOT_MAX),
-    Row("reductions", "argmax argmin", NONLINEAR, elementwise.position,
+    Row("reductions", "argmax argmin", NONLINEAR, reductions.position,
+        "value input; dim dim; flag keepdim",
         "chooses among elements", along=NOT_MAX),
-    Row("along a dim", "softmax log_softmax softmin", NONLINEAR, elementwise.along,
+    Row("along a dim", "softmax log_softmax softmin", NONLINEAR, reductions.along,
+        "value input; dim dim; dtype dtype",
         "every element depends on all others along the dim", along=NOT_SOFTMAX),
-    Row("along a dim", "normalize", NONLINEAR, elementwise.normalize,
+    Row("along a dim", "normalize", NONLINEAR, reductions.normalize,
+        "value input; flag p eps; dim dim",
         "every element depends on all others along the dim", along=NEEDS_WHOLE),
-    Row("along a dim", "cumsum", LINEAR, elementwise.along,
+    Row("along a dim", "cumsum", LINEAR, reductions.along,
+        "value input; dim dim; dtype dtype",
         "a running sum is linear", along=NOT_RUNNING),
-    Row("along a dim", "cumprod logcumsumexp", NONLINEAR, elementwise.along,
+    Row("along a dim", "cumprod logcumsumexp", NONLINEAR, reductions.along,
+        "value input; dim dim; dtype dtype",
         "a running result", along=NOT_RUNNING),
-    Row("along a dim", "cummax cummin", NONLINEAR, elementwise.running_choice,
+    Row("along a dim", "cummax cummin", NONLINEAR, reductions.running_choice,
+        "value input; dim dim",
         "chooses among the elements so far", along=NOT_RUNNING),
-    Row("along a dim", "flip", LINEAR, elementwise.flip,
+    Row("along a dim", "flip", LINEAR, reductions.flip, "value input; dim dims",
         "elements change places along the dims",
         along="elements would change places within each piece only"),
-    Row("along a dim", "roll", LINEAR, elementwise.roll,
+    Row("along a dim", "roll", LINEAR, reductions.roll,
+        "value input; choice shifts; dim dims",
         "elements change places along the dims",
         along="elements would change places within each piece only"),
-    Row("along a dim", "topk sort argsort msort", NONLINEAR, elementwise.ordering,
+    Row("along a dim", "sort", NONLINEAR, reductions.ordering,
+        "value input; dim dim; flag descending stable",
         "the order depends on all values along the dim", along=NOT_SORTED),
-    Row("along a dim", "kthvalue", NONLINEAR, elementwise.kthvalue,
+    Row("along a dim", "topk", NONLINEAR, reductions.ordering,
+        "value input; choice k; dim dim; flag largest sorted",
         "the order depends on all values along the dim", along=NOT_SORTED),
-    Row("counting", "bincount histc", LINEAR, elementwise.count,
+    Row("along a dim", "argsort", NONLINEAR, reductions.order_alone,
+        "value input; dim dim; flag descending stable",
+        "the order depends on all values along the dim", along=NOT_SORTED),
+    Row("along a dim", "msort", NONLINEAR, reductions.sorted_rows, "value input",
+        "the order depends on all values along the dim", along=NOT_SORTED),
+    Row("along a dim", "kthvalue", NONLINEAR, reductions.kthvalue,
+        "value input; choice k; dim dim; flag keepdim",
+        "the order depends on all values along the dim", along=NOT_SORTED),
+    Row("counting", "bincount", LINEAR, reductions.bincount,
+        "control input; value weights; flag minlength",
         "counts of the pieces add up to the counts; linear in the weights", along=SUM),
+    Row("counting", "histc", LINEAR, reductions.histc, "control input; flag bins min max",
+        "counts of the pieces add up to the counts", along=SUM),
     Row("counting", "one_hot", NONLINEAR, elementwise.one_hot,
+        "value input; flag num_classes",
         "each id by itself"),
     Row("matrix products", "matmul mm bmm mv dot vdot", MULTILINEAR, products.matmul,
+        "value input other/mat2/vec/tensor",
         "a contraction over a dim that both operands cut alike gives Partial"),
     Row("matrix products", "__rmatmul__", MULTILINEAR, products.matmul_reversed,
+        "value input other",
         "as matmul, the operands exchanged"),
-    Row("matrix products", "inner", MULTILINEAR, products.inner,
+    Row("matrix products", "inner", MULTILINEAR, products.inner, "value input other",
         "a contraction over the last dims"),
     Row("matrix products", "linear", MULTILINEAR, products.linear,
+        "value input weight bias",
         "as matmul; a bias is a term of a sum"),
     Row("matrix products", "addmm baddbmm addmv", MULTILINEAR, products.add_product,
+        "value input left/mat1/batch1/mat right/mat2/batch2/vec; flag beta alpha",
         "as matmul; the added tensor is a term of a sum"),
-    Row("matrix products", "outer ger", MULTILINEAR, products.outer,
+    Row("matrix products", "outer ger", MULTILINEAR, products.outer, "value input vec2",
         "linear in each factor"),
-    Row("matrix products", "einsum", MULTILINEAR, products.einsum,
+    Row("matrix products", "einsum", MULTILINEAR, products.einsum, "value args",
         "letters left out of the result are contracted"),
     Row("matrix products", "grouped_mm _grouped_mm", MULTILINEAR, products.grouped_matmul,
+        "value input/mat_a weight/mat_b/mat2; control offs; dtype out_dtype",
         "each group's rows with its own matrix"),
     Row("matrix products", "scaled_dot_product_attention", NONLINEAR, products.attention,
+        "value query key value; control attn_mask; flag dropout_p is_causal scale",
         "batch and heads are independent; a softmax runs over the keys; linear in the "
         "values"),
     Row("norms and losses", "layer_norm rms_norm", NONLINEAR, losses.normalised,
+        "value input weight bias; size normalized_shape; flag eps",
         "statistics over the last dims; linear in the weight, and a bias is a term"),
     Row("norms and losses", "cross_entropy", NONLINEAR, losses.cross_entropy,
+        "value input target; control weight; flag size_average ignore_index reduce "
+        "reduction label_smoothing",
         "a log-sum-exp over the classes, then a sum over rows; linear in targets that are "
         "probabilities; a weight is a given number"),
     Row("norms and losses", "nll_loss", LINEAR, losses.cross_entropy,
+        "value input; control target weight; flag size_average ignore_index reduce "
+        "reduction",
         "the score of one class of each row, then a sum over rows; a weight is a given "
         "number"),
     Row("norms and losses",
         "mse_loss l1_loss smooth_l1_loss binary_cross_entropy "
         "binary_cross_entropy_with_logits huber_loss",
         NONLINEAR, losses.elementwise_loss,
+        "value input target weight pos_weight; flag size_average reduce reduction beta "
+        "delta",
         "elementwise, then a sum over all elements; a weight is a given number"),
     Row("gathers", "gather", LINEAR, indexing.gather,
+        "value input; dim dim; control index; flag sparse_grad",
         "linear in what is gathered; the index must count the rows of the dim"),
     Row("gathers", "take_along_dim", LINEAR, indexing.take_along_dim,
+        "value input; control indices; dim dim",
         "as gather; dims of one row are broadcast"),
     Row("gathers", "index_select", LINEAR, indexing.index_select,
+        "value input; dim dim; control index",
         "whole rows at the index"),
     Row("gathers", "embedding", LINEAR, indexing.embedding,
+        "control input/indices; value weight; flag padding_idx max_norm norm_type "
+        "scale_grad_by_freq",
         "rows of the weight; linear in the weight"),
-    Row("gathers", "__getitem__", LINEAR, subscripts.getitem,
+    Row("gathers", "__getitem__", LINEAR, subscripts.getitem, "value input; subscript idx",
         "linear in what is indexed; a dim that is cut is taken whole", forgets=SELECTED),
     Row("gathers", "masked_select", LINEAR, indexing.masked_select,
+        "value input; control mask",
         "linear in what is selected", forgets=SELECTED),
     Row("gathers", "nonzero argwhere", NONLINEAR, indexing.nonzero,
+        "value input; flag as_tuple",
         "where the elements are that are not zero", forgets=SELECTED),
     Row("scatters", "scatter", LINEAR, indexing.scatter,
+        "value input src value; dim dim; control index; flag reduce",
         "linear in target and source; the index must count the rows of the target",
         along=NOT_SCATTERED),
     Row("scatters", "scatter_add", LINEAR, indexing.scatter,
+        "value input src; dim dim; control index",
         "sums at the index: sources that are spread over ranks make a Partial", along=SUM),
     Row("scatters", "scatter_reduce", NONLINEAR, indexing.scatter,
+        "value input src; dim dim; control index; flag reduce include_self",
         "reduces at the index; if it sums, as scatter_add", along=NOT_SCATTERED),
     Row("scatters", "index_add", LINEAR, indexing.index_write,
+        "value input source; dim dim; control index; flag alpha",
         "sums whole rows at the index: sources spread over ranks make a Partial",
         along=SUM),
     Row("scatters", "index_copy index_fill", LINEAR, indexing.index_write,
+        "value input source value; dim dim; control index",
         "writes whole rows at the index", along=NOT_SCATTERED),
     Row("scatters", "__setitem__", LINEAR, subscripts.setitem,
+        "value input v; subscript k",
         "the target keeps its type, so the value must have it too"),
     Row("scatters", "index_put", LINEAR, subscripts.index_put,
+        "value input values; subscript indices; flag accumulate",
         "as x[index] = values; sources that are spread over ranks are for index_add"),
     Row("views", "view reshape", LINEAR, reshape.reshape,
+        "value input; size size shape; dtype dtype",
         "a flattened inner dim that is cut gets a Folded extent, and back"),
     Row("views", "view_as reshape_as", LINEAR, reshape.reshape_as,
+        "value input; size other",
         "as reshape"),
-    Row("views", "flatten", LINEAR, reshape.flatten,
+    Row("views", "flatten", LINEAR, reshape.flatten, "value input; dim start_dim end_dim",
         "as reshape"),
-    Row("views", "ravel", LINEAR, reshape.ravel,
+    Row("views", "ravel", LINEAR, reshape.ravel, "value input",
         "as reshape"),
     Row("views", "unflatten", LINEAR, reshape.unflatten,
+        "value input; dim dim; size sizes",
         "as reshape"),
-    Row("views", "permute", LINEAR, views.permute,
-        "the cut goes with its dim"),
-    Row("views", "transpose swapaxes swapdims", LINEAR, views.transpose,
-        "the cut goes with its dim"),
-    Row("views", "t T", LINEAR, views.reverse_dims,
-        "the cut goes with its dim"),
-    Row("views", "mT adjoint", LINEAR, views.swap_last,
-        "the cut goes with its dim"),
+    Row("views", "permute", LINEAR, views.permute, "value input; dim dims", VIEW),
+    Row("views", "transpose", LINEAR, views.transpose, "value input; dim dim0 dim1", VIEW),
+    Row("views", "swapaxes swapdims", LINEAR, views.transpose,
+        "value input; dim dim0/axis0 dim1/axis1", VIEW),
+    Row("views", "t T", LINEAR, views.reverse_dims, "value input", VIEW),
+    Row("views", "mT adjoint", LINEAR, views.swap_last, "value input", VIEW),
     Row("views", "movedim moveaxis", LINEAR, views.movedim,
-        "the cut goes with its dim"),
-    Row("views", "squeeze", LINEAR, views.squeeze,
-        "the cut goes with its dim"),
-    Row("views", "unsqueeze", LINEAR, views.unsqueeze,
-        "the cut goes with its dim"),
-    Row("views", "expand broadcast_to", LINEAR, views.expand,
-        "new dims are not cut"),
-    Row("views", "expand_as", LINEAR, views.expand_as,
-        "new dims are not cut"),
-    Row("views", "repeat tile", LINEAR, views.repeat,
+        "value input; dim source destination", VIEW),
+    Row("views", "squeeze", LINEAR, views.squeeze, "value input; dim dim", VIEW),
+    Row("views", "unsqueeze", LINEAR, views.unsqueeze, "value input; dim dim", VIEW),
+    Row("views", "expand broadcast_to", LINEAR, views.expand, "value input; size size",
+        "new dims are not cut, unless their size is that of a piece"),
+    Row("views", "expand_as", LINEAR, views.expand_as, "value input; size other",
+        "new dims are cut as those of the other tensor are"),
+    Row("views", "repeat tile", LINEAR, views.repeat, "value input; choice repeats dims",
         "dims that are not cut repeat"),
     Row("views", "repeat_interleave", LINEAR, reshape.repeat_interleave,
+        "value input; control repeats; dim dim; choice output_size",
         "every row several times in place: the pieces grow by that factor"),
     Row("views", "narrow", LINEAR, views.narrow,
+        "value input; dim dim; choice start length",
         "rows of a dim that is not cut"),
-    Row("views", "select", LINEAR, views.select,
+    Row("views", "select", LINEAR, views.select, "value input; dim dim; choice index",
         "one row of a dim that is not cut"),
-    Row("views", "unbind", LINEAR, views.unbind,
+    Row("views", "unbind", LINEAR, views.unbind, "value input; dim dim",
         "rows of a dim that is not cut"),
     Row("views", "split chunk tensor_split split_with_sizes", LINEAR, views.pieces,
+        "value input; choice split_size split_sizes split_size_or_sections chunks "
+        "indices_or_sections sections indices; dim dim",
         "parts of a dim that is not cut"),
-    Row("views", "cat concat concatenate", LINEAR, views.joined,
+    Row("views", "cat concat concatenate", LINEAR, views.joined, "value tensors; dim dim",
         "joined along a dim that is not cut"),
-    Row("views", "stack", LINEAR, views.stacked,
+    Row("views", "stack", LINEAR, views.stacked, "value tensors; dim dim",
         "along a new dim"),
-    Row("views", "tril triu", LINEAR, views.triangle,
+    Row("views", "tril triu", LINEAR, views.triangle, "value input; choice diagonal",
         "zeros where the place in the matrix says so"),
     Row("views", "pad", LINEAR, views.padded,
+        "value input value; choice pad; flag mode",
         "linear if the padding is zero"),
-    Row("factories",
-        "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full",
-        NO_VALUES, create.filled,
-        "one number, given a shape: it goes with any type", takes="mesh"),
-    Row("factories",
-        "empty empty_like new_empty empty_strided",
-        NO_VALUES, create.uninitialised,
+    Row("factories", "zeros new_zeros", NO_VALUES, factories.zeros, SIZED, NUMBER,
+        takes="mesh"),
+    Row("factories", "zeros_like", NO_VALUES, factories.zeros, SHAPED, NUMBER,
+        takes="mesh"),
+    Row("factories", "ones new_ones", NO_VALUES, factories.ones, SIZED, NUMBER,
+        takes="mesh"),
+    Row("factories", "ones_like", NO_VALUES, factories.ones, SHAPED, NUMBER,
+        takes="mesh"),
+    Row("factories", "full new_full", NO_VALUES, factories.full,
+        f"{SIZED}; value fill_value", NUMBER, takes="mesh"),
+    Row("factories", "full_like", NO_VALUES, factories.full,
+        f"{SHAPED}; value fill_value", NUMBER, takes="mesh"),
+    Row("factories", "empty new_empty empty_strided", NO_VALUES, factories.uninitialised,
+        f"{SIZED}; flag stride",
         "what the memory held: unrelated on every rank", takes="mesh"),
-    Row("factories", "arange linspace eye", NO_VALUES, create.counted,
+    Row("factories", "empty_like", NO_VALUES, factories.uninitialised, SHAPED,
+        "what the memory held: unrelated on every rank", takes="mesh"),
+    Row("factories", "arange linspace eye", NO_VALUES, factories.counted,
+        "choice start end step steps n m; dtype dtype",
         "equal on all ranks", takes="mesh"),
     Row("random", "dropout", LINEAR, random.dropout,
+        "value input; flag p training/train",
         "a product with a random mask, which ranks share only if the caller says so",
-        takes="shared"),
-    Row("random", "bernoulli multinomial", NO_VALUES, random.sample,
+        takes="shared", overwrites=True),
+    Row("random", "bernoulli", NO_VALUES, random.sample, "value input; flag p",
+        "drawn numbers, which ranks share only if the caller says so", takes="shared",
+        overwrites=True),
+    Row("random", "multinomial", NO_VALUES, random.multinomial,
+        "value input; choice num_samples; flag replacement",
         "drawn numbers, which ranks share only if the caller says so", takes="shared"),
     Row("random",
-        "rand_like randn_like randint_like normal uniform exponential random "
+        "rand_like randn_like randint_like uniform exponential random "
         "kaiming_uniform kaiming_normal xavier_uniform xavier_normal trunc_normal "
         "orthogonal",
         NO_VALUES, random.like,
-        "fresh numbers in a tensor's shape or place", takes="shared"),
-    Row("random", "rand randn randint randperm", NO_VALUES, random.create,
-        "fresh numbers", takes="mesh shared"),
+        "value input; flag from to low high lambd mean std a b mode nonlinearity gain; "
+        "dtype dtype",
+        FRESH, takes="shared", overwrites=True),
+    Row("random", "normal", NO_VALUES, random.normal,
+        "value input mean std; size size; dtype dtype",
+        "fresh numbers in a tensor's place, or around its elements", takes="shared",
+        overwrites=True),
+    Row("random", "rand randn randint", NO_VALUES, random.create,
+        "size size; flag low high; dtype dtype",
+        "fresh numbers; in the sizes of a piece they are a piece", takes="mesh shared"),
+    Row("random", "randperm", NO_VALUES, random.permutation,
+        "choice n; dtype dtype",
+        "a fresh order", takes="mesh shared"),
 )  # fmt: skip
 
-OPS: dict[str, Op] = {
-    name: Op(name, row.group, row.linearity, row.flow, row.along, row.takes, row.forgets)
-    for row in ROWS
-    for name in row.names.split()
-}
+
+def _op(name: str, row: Row) -> Op:
+    slots, others = parsed_slots(row.slots)
+    return Op(
+        name, row.group, row.linearity, row.flow, slots, others, row.along, row.takes,
+        row.forgets, row.zeros, row.overwrites, row.copies,
+    )  # fmt: skip
+
+
+OPS: dict[str, Op] = {name: _op(name, row) for row in ROWS for name in row.names.split()}
 
 # Reading a value as a Python number: refused while it is pending a sum.
 READS = frozenset(

@@ -189,27 +189,20 @@ def written(target: Operand, found: TensorType) -> TensorType:
     return found.with_pads(target.type.pads)
 
 
-# Ops by what they make of zeros, where their linearity does not say: any zero gives zero;
-# zeros alone give zero; True and False change places.
-ABSORBS = frozenset("bitwise_and logical_and __and__ __rand__".split())
-KEEPS = frozenset(
-    "abs absolute asin asinh atan atanh bitwise_or ceil celu elu erf expm1 floor frac gelu "
-    "hardswish hardtanh log1p logical_or logical_xor bitwise_xor maximum minimum mish relu "
-    "relu6 round selu sgn sign silu sin sinh softsign square tan tanh tanhshrink trunc "
-    "__or__ __ror__ __xor__ __rxor__".split()
-)
-FLIPS = frozenset("bitwise_not logical_not __invert__".split())
+# What an op makes of zeros, where its linearity does not say: zeros alone give zero; any
+# zero gives zero; True and False change places.
+KEEPS, ABSORBS, FLIPS = "keeps", "absorbs", "flips"
 
 
 def elementwise(
-    name: str, terms: Sequence[Term], arguments: Sequence[object]
+    zeros: str, terms: Sequence[Term], arguments: Sequence[object]
 ) -> AtPads | None:
     """What an elementwise op does to rows of padding; None: as its linearity says."""
-    if name in ABSORBS:
+    if zeros == ABSORBS:
         return lambda held: 0 if 0 in held else None
-    if name in KEEPS and not any(isinstance(a, int | float) and a for a in arguments):
+    if zeros == KEEPS and not any(isinstance(a, int | float) and a for a in arguments):
         return lambda held: 0 if all(x == 0 for x in held) else None
-    if name in FLIPS and terms[0].operand.is_bool:
+    if zeros == FLIPS and terms[0].operand.is_bool:
         return lambda held: None if held[0] is None else 1 - held[0]
     return None
 

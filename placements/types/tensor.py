@@ -19,7 +19,7 @@ from placements.types.text import as_axis_type, print_types
 # number given a shape, ZERO or FILLED, goes with any type (only zero may be added to a
 # Partial). EMPTY memory and what was MADE of fresh tensors are of the type inferred. All
 # are still open to declaration, and take the type of what is first written to them.
-ZERO, FILLED, EMPTY, MADE = "zero", "filled", "empty", "made"
+ZERO, FILLED, EMPTY, MADE, LEAF = "zero", "filled", "empty", "made", "leaf"
 
 
 class TensorType(Mapping[str, AxisType]):
@@ -136,6 +136,10 @@ class TensorType(Mapping[str, AxisType]):
     def is_number(self) -> bool:
         """Whether the tensor is one number that a factory gave a shape."""
         return self.fresh in (ZERO, FILLED)
+
+    def as_leaf(self) -> "TensorType":
+        """The type of a new leaf: open to declaration, but no constant."""
+        return TensorType(self.mesh, self.types, self.orders, self.index, LEAF, self.pads)
 
     def written(self) -> "TensorType":
         """The type of a tensor that is no longer fresh."""

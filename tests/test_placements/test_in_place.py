@@ -82,8 +82,9 @@ def test_setitem_needs_a_value_of_the_type_of_the_target() -> None:
 
 def test_a_fresh_buffer_takes_the_type_of_what_is_written_first() -> None:
     for t in (R, I, V, P, S(0)):
-        buffer = torch.zeros(3, 4)
-        buffer.add_(of(t))
+        x = of(t)
+        buffer = torch.zeros(x.shape)
+        buffer.add_(x)
         assert type_of(buffer) == {"tp": t}
     empty = torch.empty(3, 4)
     empty.copy_(of(S(1)))

@@ -54,7 +54,7 @@ def test_router_ops_keep_the_placement_of_the_tokens() -> None:
 
 def test_a_mask_made_by_zeros_takes_the_placement_of_what_is_scattered() -> None:
     _, ids = scores().topk(K, dim=-1)
-    mask = torch.zeros(B, L, E, dtype=torch.bool).scatter_(-1, ids, True)
+    mask = torch.zeros(*ids.shape[:2], E, dtype=torch.bool).scatter_(-1, ids, True)
     assert type_of(mask) == TOKENS
     assert type_of(mask.sum(dim=(0, 1))) == {"dp": P, "tp": P}
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from placements.inference.combine import combine
-from placements.inference.flows.elementwise import is_number, terms_of
+from placements.inference.flows.broadcast import adds, terms_of
 from placements.inference.op import Op
 from placements.inference.rules import DIM_REASONS, LINEAR, Linearity
 from placements.inference.terms import (
@@ -102,7 +102,9 @@ def check_rows(
         )
 
 
-def gather(op: Op, input: Operand, dim: int, index: Operand, **kwargs: Any) -> TensorType:
+def gather(
+    op: Op, input: Operand, dim: int, index: Operand, sparse_grad: bool = False
+) -> TensorType:
     """Input and index aligned but for `dim`."""
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
@@ -187,8 +189,9 @@ def scatter(
     dim: int,
     index: Operand,
     src: Any = None,
+    value: Any = None,
     reduce: str | None = None,
-    **kwargs: Any,
+    include_self: bool = True,
 ) -> TensorType:
     """scatter, scatter_add, scatter_reduce: write `src` at `index` along `dim`."""
     if reduce is not None and op.linearity is LINEAR:
@@ -196,13 +199,13 @@ def scatter(
             "scatter with reduce= is not known; scatter_add and scatter_reduce are",
             operand=input, expected="scatter_add or scatter_reduce", kind="policy",
         )  # fmt: skip
-    src = kwargs.get("value", src)
+    src = value if src is None else src
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     # To sum at the index is linear, and spreads over ranks, whatever the op is called.
     is_sum = reduce == "sum"
-    adds = is_sum and kwargs.get("include_self", True)
-    own = owned(axes, Contract("written") if adds else op.along_label("written"))
+    spreads = is_sum and include_self
+    own = owned(axes, Contract("written") if spreads else op.along_label("written"))
     target = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     target[along] = along if axes else target[along]
     source = tuple(own if d == along else d for d in range(index.ndim))
@@ -215,9 +218,16 @@ def scatter(
 
 
 def index_write(
-    op: Op, input: Operand, dim: int, index: Operand, source: Any, **kwargs: Any
+    op: Op,
+    input: Operand,
+    dim: int,
+    index: Operand,
+    source: Any = None,
+    value: Any = None,
+    alpha: Any = 1,
 ) -> TensorType:
     """index_add, index_copy, index_fill: whole rows at `index` along `dim`."""
+    source = value if source is None else source
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     own = owned(axes, op.along_label("written"))
@@ -256,7 +266,7 @@ def written(
         linearity,
         terms,
         index=input.type.index,
-        adds_number=is_number(value) and value != 0,
+        adds_number=adds(value),
     )
 
 
@@ -268,7 +278,8 @@ def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:
     return combine(op.linearity, terms, index=input.type.index)
 
 
-def nonzero(op: Op, input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+def nonzero(op: Op, input: Operand, as_tuple: bool = False) -> Any:
     """Where the elements are: as many rows as each rank finds."""
     labels = tuple(Scattered() for _ in range(input.ndim))
-    return combine(op.linearity, [Term(input, labels)], index=COMPUTED)
+    found = combine(op.linearity, [Term(input, labels)], index=COMPUTED)
+    return (found,) * input.ndim if as_tuple else found

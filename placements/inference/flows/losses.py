@@ -1,13 +1,14 @@
 """Flows of norms and losses: composed ops whose inner dims must be whole."""
 
-from typing import Any, cast
+from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.elementwise import broadcast
+from placements.inference.flows.broadcast import broadcast
 from placements.inference.flows.products import inner_value
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
+from placements.inference.sizes import sizes_of
 from placements.inference.terms import Contract, Label, Mixed, Operand, Refusal, Term
 from placements.types.tensor import TensorType
 
@@ -22,14 +23,13 @@ MEAN = (
 def normalised(
     op: Op,
     input: Operand,
-    shape: Any,
+    normalized_shape: Any,
     weight: Any = None,
     bias: Any = None,
-    *args: Any,
-    **kwargs: Any,
+    eps: Any = None,
 ) -> TensorType:
     """layer_norm, rms_norm over the last dims; a weight is a factor, a bias a term."""
-    first = input.ndim - (len(cast(Any, shape)) if isinstance(shape, tuple | list) else 1)
+    first = input.ndim - len(sizes_of(normalized_shape))
     labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
     result = combine(op.linearity, [Term(input, tuple(labels))])
     every = tuple(range(input.ndim))
@@ -101,13 +101,17 @@ def elementwise_loss(
     op: Op,
     input: Operand,
     target: Operand,
-    *args: Any,
+    weight: Any = None,
+    pos_weight: Any = None,
     reduction: str = "mean",
-    **kwargs: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    beta: Any = 1.0,
+    delta: Any = 1.0,
 ) -> TensorType:
     """mse_loss and its kin: elementwise, then all dims reduced."""
-    _refuse_legacy(kwargs.get("size_average"), kwargs.get("reduce"))
-    weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Operand)]
+    _refuse_legacy(size_average, reduce)
+    weights = [a for a in (weight, pos_weight) if isinstance(a, Operand)]
     every = [input, target, *weights]
     terms: list[Term] = []
     for operand, labels in zip(every, broadcast(every), strict=True):

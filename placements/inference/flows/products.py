@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from placements.inference.combine import combine
-from placements.inference.flows.elementwise import broadcast, terms_of
+from placements.inference.flows.broadcast import broadcast, terms_of
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
 from placements.inference.terms import (
@@ -39,7 +39,7 @@ def _plus(
     return combine(LINEAR, terms_of([result, bias]))
 
 
-def matmul(op: Op, input: Operand, other: Operand, **kwargs: Any) -> TensorType:
+def matmul(op: Op, input: Operand, other: Operand) -> TensorType:
     """mm, bmm, mv, dot, matmul: the last dim against the last but one."""
     if input.ndim == 0 or other.ndim == 0:
         raise Refusal("matmul takes tensors of at least one dim", operand=input)
@@ -103,23 +103,18 @@ def linear(
 
 
 def add_product(
-    op: Op,
-    input: Operand,
-    left: Operand,
-    right: Operand,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    op: Op, input: Operand, left: Operand, right: Operand, beta: Any = 1, alpha: Any = 1
 ) -> TensorType:
     """addmm, baddbmm, addmv: input + left @ right."""
     columns = right.shape[-1:] if right.ndim > 1 else ()
     return _plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
 
 
-def einsum(op: Op, equation: Any, *operands: Any) -> TensorType:
+def einsum(op: Op, args: tuple[Any, ...]) -> TensorType:
     """Letters kept in the result keep their dim; letters left out are summed."""
+    equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], tuple | list):
-        operands = tuple(cast(Any, operands[0]))
+        operands = list(cast(Any, operands[0]))
     if not isinstance(equation, str):
         raise Refusal("einsum is known in its equation form only: einsum('ij,jk', x, y)")
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -159,7 +154,7 @@ def _letters(text: str, own: int, width: int) -> list[str]:
 
 
 def grouped_matmul(
-    op: Op, input: Operand, weight: Operand, offs: Any = None, **kwargs: Any
+    op: Op, input: Operand, weight: Operand, offs: Any = None, out_dtype: Any = None
 ) -> TensorType:
     """rows (M, K), one matrix (K, N) per group: each group's rows with its matrix.
 
@@ -199,7 +194,7 @@ def attention(
     attn_mask: Operand | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **kwargs: Any,
+    scale: Any = None,
 ) -> TensorType:
     """Each query row looks at all key rows; heads and batch are independent.
 
@@ -207,6 +202,12 @@ def attention(
     """
     if dropout_p:
         raise Refusal("attention with dropout_p > 0: apply dropout by a visible call")
+    if query.ndim != key.ndim or key.ndim != value.ndim or query.ndim < 2:
+        raise Refusal(
+            "attention is known for queries, keys and values of equally many dims",
+            operand=key if key.ndim != query.ndim else value,
+            expected=f"{query.ndim} dims",
+        )
     lead = tuple(range(query.ndim - 2))
     row = query.ndim - 2
     rows: Label = row

@@ -10,6 +10,7 @@ from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.op import Op
 from placements.inference.rules import DRAWS
+from placements.inference.sizes import sizes_of, type_of_sizes
 from placements.inference.terms import Operand, Refusal, Term
 from placements.types.axis import BY_LETTER, AxisType, R, Shard, V
 from placements.types.mesh import Mesh
@@ -34,7 +35,6 @@ def dropout(
     input: Operand,
     p: float = 0.5,
     training: bool = True,
-    inplace: bool = False,
     *,
     shared: frozenset[str],
 ) -> TensorType:
@@ -44,35 +44,75 @@ def dropout(
     return masked(input, shared).with_pads(padding.times_mask(input))
 
 
-def sample(
-    op: Op, input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
+def sample(op: Op, input: Operand, p: Any = None, *, shared: frozenset[str]) -> TensorType:
+    """bernoulli: numbers drawn with these probabilities."""
+    _refuse_sums(input)
+    if isinstance(p, Operand):
+        raise Refusal(
+            "numbers drawn with the probabilities of another tensor: draw from that tensor",
+            operand=p,
+            expected="a Python number",
+        )
+    return masked(input, shared)
+
+
+def multinomial(
+    op: Op,
+    input: Operand,
+    num_samples: Any,
+    replacement: bool = False,
+    *,
+    shared: frozenset[str],
 ) -> TensorType:
-    """bernoulli, multinomial: numbers drawn with these probabilities."""
-    cut = input.type.order(input.ndim - 1) if op.name == "multinomial" else ()
-    if op.name == "multinomial":
-        padding.require_whole(input, -1)
-    if cut:
+    """Rows drawn with these probabilities, which must be whole along the last dim."""
+    _refuse_sums(input)
+    padding.require_whole(input, -1)
+    for axis in input.type.order(input.ndim - 1):
         raise Refusal(
             "a draw needs the probabilities of all choices, and this rank holds a piece",
-            cut[0], input, "a dim that is not cut",
+            axis, input, "a dim that is not cut",
         )  # fmt: skip
     return masked(input, shared)
 
 
-def like(
-    op: Op, input: Operand, *args: Any, shared: frozenset[str], **kwargs: Any
-) -> TensorType:
-    """Fresh numbers in the shape of `input`, or in its place."""
-    for extra in (*args, *kwargs.values()):
-        if isinstance(extra, Operand):
+def _refuse_sums(input: Operand) -> None:
+    """A number drawn around a summand is no summand of a number drawn around the sum."""
+    for axis, t in input.type.items():
+        if t.letter == "P":
             raise Refusal(
-                "numbers drawn around one tensor and as wide as another: draw them plain, "
-                "then multiply and add",
-                operand=extra,
-                expected="a Python number",
-            )
-    if op.name == "normal" and input.type.fresh is None:
-        return masked(input, shared)  # torch.normal(mean): its values count, too
+                "a draw with the probabilities or means of a sum is not the sum of draws "
+                "with those of its parts",
+                axis, input, "Replicate",
+            )  # fmt: skip
+
+
+def normal(
+    op: Op,
+    input: Any = None,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    size: Any = None,
+    dtype: Any = None,
+    *,
+    shared: frozenset[str],
+) -> TensorType:
+    """x.normal_(): fresh numbers in place; torch.normal(mean): around each element."""
+    if isinstance(input, Operand) and not isinstance(mean, Operand | None):
+        if not isinstance(std, Operand):
+            return like(op, input, shared=shared)
+    if not isinstance(mean, Operand) or isinstance(std, Operand):
+        raise Refusal(
+            "numbers drawn around one tensor and as wide as another: draw them plain, "
+            "then multiply and add",
+            operand=next((x for x in (std, mean) if isinstance(x, Operand)), None),
+            expected="a Python number",
+        )
+    _refuse_sums(mean)
+    return masked(mean, shared)
+
+
+def like(op: Op, input: Operand, *, shared: frozenset[str], **settings: Any) -> TensorType:
+    """Fresh numbers in the shape of `input`, or in its place."""
     types: dict[str, AxisType] = {}
     for axis, t in input.type.items():
         alone = t if isinstance(t, Shard) else V
@@ -86,8 +126,21 @@ def like(
 
 
 def create(
-    op: Op, mesh: Mesh, *args: Any, shared: frozenset[str], **kwargs: Any
+    op: Op, mesh: Mesh, size: Any, *, shared: frozenset[str], **settings: Any
 ) -> TensorType:
-    """Fresh numbers in a shape of the rank's own."""
-    types = {axis: R if axis in shared else V for axis in mesh.axes}
+    """Fresh numbers of these sizes; in the sizes of a piece they are a piece."""
+    sized = type_of_sizes(mesh, sizes_of(size), MADE)
+    types: dict[str, AxisType] = {}
+    for axis, t in sized.items():
+        if axis in shared and t != R:
+            raise Refusal(_DRAW[t.letter, True].reason, axis, None, "plain sizes", "policy")
+        types[axis] = t if axis in shared or isinstance(t, Shard) else V
+    return make(mesh, types, fresh=MADE)
+
+
+def permutation(
+    op: Op, mesh: Mesh, n: int, dtype: Any = None, *, shared: frozenset[str]
+) -> TensorType:
+    """randperm: each rank's own, unless the generator is shared and the length plain."""
+    types: dict[str, AxisType] = {a: R if a in shared else V for a in mesh.axes}
     return make(mesh, types, fresh=MADE)

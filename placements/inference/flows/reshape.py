@@ -1,72 +1,55 @@
-"""Flows of reshapes: which dims become which, and how a cut goes with them.
+"""Flows of reshapes: which dim of the result a cut goes with, and how it cuts it.
 
-Flattening a dim that is cut, behind others, gives a `Folded` extent; splitting it again
-gives the old one back. What cannot be said, or what ranks could see differently, is
-refused.
+A view is judged on the global program: rank r must hold the r-th piece of what the same
+line makes on one device. The elements of a tensor stand in a row, and a cut takes equal
+runs out of equal blocks of that row; a dim of the result can be cut so if blocks and runs
+are multiples of what stands before and behind it. Where several dims can, the cut goes
+with the dim whose size was read from a dim cut by that axis, else with the dim written as
+-1, and else the view is refused, because sizes alone do not tell.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.views import flat, moved, recut
+from placements.inference.flows.views import moved, recut
 from placements.inference.op import Op
+from placements.inference.sizes import Size, sizes_of
 from placements.inference.terms import Label, Mixed, Operand, Refusal, Term
-from placements.types.axis import AxisType, Shard
 from placements.types.extents import Extent, Folded, fold
 from placements.types.padding import Pads, regrouped, repeated
-from placements.types.tensor import TensorType, make
+from placements.types.tensor import TensorType
+
+# Dims of the old shape, and the dims of the new one that they become together.
+Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def reshape(op: Op, input: Operand, *shape: Any, **kwargs: Any) -> TensorType:
-    sizes = flat(shape) if shape else tuple(kwargs["shape"])
-    if any(not isinstance(size, int) for size in sizes):
-        if op.name == "view" and len(sizes) == 1:
-            raise Refusal("view(dtype) re-reads the bytes; use .to(dtype)", operand=input)
-        raise Refusal(f"reshape to {sizes}: sizes must be integers", operand=input)
+def reshape(
+    op: Op, input: Operand, size: Any = None, shape: Any = None, dtype: Any = None
+) -> TensorType:
+    if dtype is not None:
+        raise Refusal("view(dtype) re-reads the bytes; use .to(dtype)", operand=input)
+    sizes = sizes_of(shape if size is None else size)
     return _reshaped(op, input, sizes)
 
 
 def reshape_as(op: Op, input: Operand, other: Operand) -> TensorType:
-    """As reshape; but if dims of `other`, flattened, are cut like this, cut like `other`.
-
-    Sizes alone do not always tell which of several dims was cut, or how.
-    """
-    cut = [axis for axis, t in input.type.items() if isinstance(t, Shard)]
-    width = other.ndim - input.ndim
-    for first in range(input.ndim if cut and width > 0 else 0):
-        last = first + width
-        head, tail = other.shape[:first], other.shape[last + 1 :]
-        if input.shape != (*head, math.prod(other.shape[first : last + 1]), *tail):
-            continue
-        flattened = flatten(op, other, first, last)
-        if all(flattened[axis] == input.type[axis] for axis in cut):
-            types: dict[str, AxisType] = {a: t for a, t in other.type.items() if a in cut}
-            kept = moved(op, input, range(input.ndim))
-            rest = {axis: t for axis, t in kept.items() if axis not in cut}
-            found = make(kept.mesh, {**types, **rest}, kept.index, kept.fresh)
-            groups = _split_groups(input.ndim, first, width + 1)
-            return found.with_pads(padding.viewed(input, _view(input, other.shape, groups)))
-    return _reshaped(op, input, other.shape)
+    """As reshape to sizes that were read from `other`."""
+    return _reshaped(op, input, sizes_of(other))
 
 
 def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> TensorType:
     if input.ndim == 0:
         return moved(op, input, ())
     first, last = start_dim % input.ndim, end_dim % input.ndim
-    groups = [
+    groups: Groups = [
         *(((d,), (d,)) for d in range(first)),
         (tuple(range(first, last + 1)), (first,)),
         *(((d,), (d - last + first,)) for d in range(last + 1, input.ndim)),
     ]
-    sizes = (
-        *input.shape[:first],
-        math.prod(input.shape[first : last + 1]),
-        *input.shape[last + 1 :],
-    )
-    return _regrouped(op, input, sizes, groups)
+    sizes = [Size(n) for n in (*input.shape[:first], -1, *input.shape[last + 1 :])]
+    return _viewed(op, input, sizes, groups)
 
 
 def ravel(op: Op, input: Operand) -> TensorType:
@@ -75,80 +58,135 @@ def ravel(op: Op, input: Operand) -> TensorType:
 
 def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorType:
     dim, count = dim % input.ndim, len(sizes)
-    whole = _with_rest(tuple(sizes), input.shape[dim])
-    shape = (*input.shape[:dim], *whole, *input.shape[dim + 1 :])
-    return _regrouped(op, input, shape, _split_groups(input.ndim, dim, count))
-
-
-def _split_groups(ndim: int, dim: int, count: int) -> "Groups":
-    """One dim becomes `count`, the others stay."""
-    return [
+    parts = sizes_of(sizes)
+    shape = [
+        *(Size(n) for n in input.shape[:dim]),
+        *parts,
+        *(Size(n) for n in input.shape[dim + 1 :]),
+    ]
+    groups: Groups = [
         *(((d,), (d,)) for d in range(dim)),
         ((dim,), tuple(range(dim, dim + count))),
-        *(((d,), (d + count - 1,)) for d in range(dim + 1, ndim)),
+        *(((d,), (d + count - 1,)) for d in range(dim + 1, input.ndim)),
     ]
+    return _viewed(op, input, shape, groups)
 
 
-def _with_rest(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
-    """Fill in the -1."""
-    known = math.prod(size for size in sizes if size != -1)
-    rest = numel // known if known else 0
-    return tuple(rest if size == -1 else size for size in sizes)
+def _shape(input: Operand, sizes: Sequence[Size]) -> tuple[int, ...]:
+    """The sizes with the -1 filled in."""
+    known = math.prod(size.rows for size in sizes if size.rows != -1)
+    rest = math.prod(input.shape) // known if known else 0
+    return tuple(rest if size.rows == -1 else size.rows for size in sizes)
 
 
-Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
+def _reshaped(op: Op, input: Operand, sizes: list[Size]) -> TensorType:
+    whole = tuple(range(input.ndim)), tuple(range(len(sizes)))
+    return _viewed(op, input, sizes, [whole])
 
 
-def _reshaped(op: Op, input: Operand, sizes: tuple[int, ...]) -> TensorType:
-    shape = _with_rest(sizes, math.prod(input.shape))
-    if shape == input.shape:
-        groups: Groups = [((dim,), (dim,)) for dim in range(input.ndim)]
-    elif _has_slim_pieces(input):
-        groups = _groups_by_rest(input, sizes)
+def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> TensorType:
+    """The view in which every cut finds its dim among the new dims of its group."""
+    news_of = {dim: news for olds, news in groups for dim in olds}
+    # Sizes with the cuts that were placed so far undone, since the cuts further out count
+    # the rows that the cuts further in share.
+    shape = _shape(input, sizes)
+    old, new = list(input.shape), list(shape)
+
+    def place(axis: str, dim: int, extent: Extent) -> tuple[int, Extent]:
+        news = news_of[dim]
+        if len(news) == 1 and sum(news_of[d] == news for d in news_of) == 1:
+            found = news[0], extent
+        else:
+            found = _place(axis, dim, extent, news)
+        old[dim], new[found[0]] = extent.total, found[1].total
+        return found
+
+    def _place(axis: str, dim: int, extent: Extent, news: tuple[int, ...]) -> Any:
+        blocks = math.prod(old[:dim])
+        runs = extent
+        if isinstance(extent, Folded):
+            blocks, runs = blocks * extent.outer, extent.inner
+        behind = math.prod(old[dim + 1 :])
+        fitting: list[tuple[int, Extent]] = []
+        for j in news:
+            before, after = math.prod(new[:j]), math.prod(new[j + 1 :])
+            part = _of_rows(runs, behind, after)
+            if (blocks % before if before else blocks) or part is None:
+                continue
+            whole = fold(blocks // before if before else 1, part)
+            rank = input.type.mesh.coordinate[axis]
+            if whole.local_size(rank) != new[j]:
+                continue
+            if sizes[j].is_plain and sizes[j].rows != -1 and len(set(whole.sizes)) > 1:
+                continue  # a plain number is the same on all ranks
+            fitting.append((j, whole))
+        # A dim that was folded is split again where it was folded, if it can be.
+        plain = [found for found in fitting if not isinstance(found[1], Folded)]
+        return _chosen(input, axis, dim, extent, sizes, fitting, plain)
+
+    pads = _view_of_pads(input, shape, sizes, groups)
+    return recut(op, input, place, pads)
+
+
+def _of_rows(runs: Extent, behind: int, after: int) -> Extent | None:
+    """Runs of rows with `behind` elements each, as runs of rows with `after` elements."""
+    if behind == after:
+        return runs
+    scaled = runs if behind == 1 else runs.scaled(behind)
+    return scaled if after in (0, 1) or not behind else scaled.divided(after)
+
+
+def _chosen(
+    input: Operand,
+    axis: str,
+    dim: int,
+    extent: Extent,
+    sizes: Sequence[Size],
+    fitting: Sequence[tuple[int, Extent]],
+    unfolded: Sequence[tuple[int, Extent]],
+) -> tuple[int, Extent]:
+    """The one dim that the cut goes with."""
+    said = [j for j, size in enumerate(sizes) if axis in dict(size.cuts)]
+    rest = [j for j, size in enumerate(sizes) if size.rows == -1]
+    for named in (said, rest):
+        chosen = [found for found in fitting if found[0] in named]
+        if len(chosen) == 1:
+            return chosen[0]
+        if named is said and said:
+            break  # the program says where the cut goes, and there it cannot go
     else:
-        groups = _groups_by_size(input, sizes, shape)
-    return _regrouped(op, input, shape, groups)
-
-
-def _has_slim_pieces(input: Operand) -> bool:
-    """Whether some rank holds one row or none where others hold more.
-
-    There sizes do not tell dims apart, and the ranks would not agree on what was joined.
-    """
-    cuts = [extent for dim in range(input.ndim) for _, extent in input.type.cuts(dim)]
-    uneven = any(min(e.sizes) <= 1 and len(set(e.sizes)) > 1 for e in cuts)
-    return bool(cuts) and (uneven or 0 in input.shape)
-
-
-def _groups_by_rest(input: Operand, sizes: tuple[int, ...]) -> Groups:
-    """Dims that are not cut are matched from both ends; the rest belongs to the -1."""
-    old, cut = input.shape, [bool(input.type.order(d)) for d in range(input.ndim)]
-    free = sizes.index(-1) if -1 in sizes else len(sizes)
-    left = 0
-    while left < min(free, len(old)) and not cut[left] and old[left] == sizes[left]:
-        left += 1
-    right = 0
-    while right < min(len(sizes) - 1 - free, len(old) - left):
-        dim = len(old) - 1 - right
-        if cut[dim] or old[dim] != sizes[len(sizes) - 1 - right]:
-            break
-        right += 1
-    olds = tuple(range(left, len(old) - right))
-    news = tuple(range(left, len(sizes) - right))
-    # Several dims joined to the -1, or one dim split with the -1 as the last part.
-    if -1 not in sizes or not (news == (free,) or (len(olds) == 1 and news[-1] == free)):
-        axis = next(a for d in range(input.ndim) for a in input.type.order(d))
-        raise Refusal(
-            f"where a rank holds one row of a cut or none, sizes {old} to {sizes} do not "
-            "tell which dims are joined; give the cut dim as -1, or use flatten, unflatten",
-            axis,
-            input,
-            "reshape with -1 for the cut dim, flatten or unflatten",
+        for found in (fitting, unfolded):
+            if len(found) == 1:
+                return found[0]
+    shape = tuple(size.rows for size in sizes)
+    if fitting and not said:
+        reason = (
+            f"sizes {shape} do not tell which dim the cut of dim {dim} goes with: "
+            f"{' or '.join(str(j) for j, _ in fitting)}"
         )
-    head: Groups = [((k,), (k,)) for k in range(left)]
-    shift = len(sizes) - len(old)
-    tail: Groups = [((k,), (k + shift,)) for k in range(len(old) - right, len(old))]
-    return [*head, (olds, news), *tail]
+    else:
+        reason = (
+            f"the pieces {extent!r} cannot be said of dims of sizes {shape}; split the dim "
+            "where it was flattened"
+        )
+    raise Refusal(
+        reason,
+        axis,
+        input,
+        "a view that keeps the cut dim apart: write its size as -1, or read it from a "
+        "tensor that is cut so (y.shape[0])",
+    )
+
+
+def _view_of_pads(
+    input: Operand, shape: tuple[int, ...], sizes: Sequence[Size], groups: Groups
+) -> Callable[[Pads], Pads | None]:
+    """What a view makes of rows of padding; their dims are matched by size."""
+    cut = [dim for dim in range(input.ndim) if input.cut_axes(dim)]
+    if len(groups) == 1 and input.type.pads:
+        written = tuple(size.rows for size in sizes)
+        groups = _groups_by_size(input, written, shape)
+    return lambda pads: regrouped(pads, input.shape, shape, groups, cut)
 
 
 def _groups_by_size(
@@ -207,84 +245,16 @@ def _by_product(
     return groups
 
 
-def _regrouped(
-    op: Op, input: Operand, shape: tuple[int, ...], groups: Groups
-) -> TensorType:
-    by_dim = {dim: group for group in groups for dim in group[0]}
-    # Sizes of the new dims with the cuts that were placed so far undone: a cut further
-    # out counts the rows that the cuts further in share.
-    rows = list(shape)
-
-    def place(axis: str, dim: int, extent: Extent) -> tuple[int, Extent]:
-        olds, news = by_dim[dim]
-        if len(olds) == 1 and len(news) == 1:
-            return news[0], extent
-        whole = _flattened(input, olds, dim, extent)
-        if len(news) == 1:
-            return news[0], whole
-        new, part = _unflattened(input, axis, shape, rows, news, whole)
-        rows[new] = part.total
-        return new, part
-
-    return recut(op, input, place, _view(input, shape, groups))
-
-
-def _view(
-    input: Operand, shape: tuple[int, ...], groups: Groups
-) -> Callable[[Pads], Pads | None]:
-    cut = [dim for dim in range(input.ndim) if input.cut_axes(dim)]
-    return lambda pads: regrouped(pads, input.shape, shape, groups, cut)
-
-
-def _flattened(input: Operand, olds: tuple[int, ...], dim: int, extent: Extent) -> Extent:
-    """The extent of `dim` after the dims `olds` became one.
-
-    Dims before it are cut further out, so this rank's rows of them are the blocks; dims
-    after it are cut further in, so all their rows belong to each row.
-    """
-    outer = math.prod(input.shape[d] for d in olds if d < dim)
-    inner = math.prod(input.type.global_size(d, input.shape[d]) for d in olds if d > dim)
-    return fold(outer, extent.scaled(inner) if inner != 1 else extent)
-
-
-def _unflattened(
-    input: Operand,
-    axis: str,
-    shape: tuple[int, ...],
-    rows: Sequence[int],
-    news: tuple[int, ...],
-    extent: Extent,
-) -> tuple[int, Extent]:
-    """The dim among `news` that `axis` cuts after one dim became several."""
-    outer = extent.outer if isinstance(extent, Folded) else 1
-    inner = extent.inner if isinstance(extent, Folded) else extent
-    blocks = 1
-    rank = input.type.mesh.coordinate[axis]
-    fitting: list[tuple[int, Extent]] = []
-    for k, new in enumerate(news):
-        if blocks == outer:
-            rest = math.prod(rows[d] for d in news[k + 1 :])
-            part = inner if rest == 1 else inner.divided(rest)
-            if part is not None and part.local_size(rank) == rows[new]:
-                fitting.append((new, part))
-        blocks *= shape[new]
-    # Dims of one row look alike here. Where all ranks hold equally many rows they choose
-    # alike, and any choice is a view; where they do not, another rank may see another dim.
-    if len(fitting) == 1 or (fitting and len(set(extent.sizes)) == 1):
-        return fitting[0]
-    raise Refusal(
-        f"the pieces {extent!r} cannot be said of dims of sizes "
-        f"{tuple(shape[d] for d in news)}; split the dim where it was flattened",
-        axis,
-        input,
-        "a view that keeps the cut dim apart",
-    )
-
-
 def repeat_interleave(
-    op: Op, input: Operand, repeats: Any, dim: int | None = None, **kwargs: Any
+    op: Op,
+    input: Operand | None = None,
+    repeats: Any = None,
+    dim: int | None = None,
+    output_size: Any = None,
 ) -> TensorType:
     """Every row `repeats` times in place, so the pieces grow by that factor."""
+    if input is None:
+        raise Refusal("repeat_interleave(repeats) alone makes rows that depend on data")
     if dim is None:
         if input.ndim != 1:
             flat_type = flatten(op, input)

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.elementwise import broadcast
+from placements.inference.flows.broadcast import broadcast
+from placements.inference.flows.elementwise import linearity_to
 from placements.inference.flows.indexing import (
     ACROSS,
     POSITIONS,
@@ -19,9 +20,9 @@ from placements.inference.terms import Label, Mixed, Operand, Refusal, Scattered
 from placements.types.tensor import TensorType
 
 
-def getitem(op: Op, input: Operand, key: Any) -> TensorType:
+def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
     """x[...]: integers, slices, None, ellipsis, integer tensors and bool masks."""
-    plan = _Plan(input, key)
+    plan = _Plan(input, idx)
     for entry, dim, _ in plan.entries:
         if _is_start(entry):
             input = padding.first_rows(input, dim, entry.stop)
@@ -30,14 +31,15 @@ def getitem(op: Op, input: Operand, key: Any) -> TensorType:
     return combine(op.linearity, terms, index=input.type.index)
 
 
-def setitem(op: Op, input: Operand, key: Any, value: Any) -> TensorType:
+def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
     """x[...] = value: the target keeps its type."""
-    plan = _Plan(input, key)
+    plan, value = _Plan(input, k), v
     terms = [Term(input, plan.write_labels())]
     terms += plan.written_index_terms()
     if isinstance(value, Operand):
         terms.append(Term(value, plan.value_labels(value)))
-    return written(op.linearity, input, terms, value)
+    filled = value if isinstance(value, Operand) else input
+    return written(linearity_to(op, filled, input.dtype), input, terms, value)
 
 
 def index_put(
@@ -64,11 +66,7 @@ class _Plan:
             self.entries.append((slice(None), rest, 1))
         self.tensors = [e for e in self.entries if isinstance(e[0], Operand)]
         for entry, _, _ in self.entries:
-            if isinstance(entry, list):
-                raise Refusal(
-                    "indexing with a list: use a tensor that says what it indexes",
-                    operand=input,
-                )
+            _check_class(entry, input)
         self._place()
 
     def _with_ellipsis(self, keys: list[Any]) -> list[Any]:
@@ -181,6 +179,27 @@ class _Plan:
                     check_rows(self._axes(entry, dim), entry, value, k, at)
         return tuple(
             None if value.is_one_row(d) else target[d + shift] for d in range(value.ndim)
+        )
+
+
+def _check_class(entry: Any, input: Operand) -> None:
+    """Refuse a class of subscript that is not known, and a slice whose ends are tensors."""
+    if isinstance(entry, slice):
+        bounds = cast(Any, entry)
+        for end in (bounds.start, bounds.stop, bounds.step):
+            if end is not None and not _is_int(end):
+                raise Refusal(
+                    "the ends of a slice are numbers here; a tensor among them would hide "
+                    "what it is: read it first, int(x)",
+                    operand=end if isinstance(end, Operand) else input,
+                    expected="numbers in the slice",
+                )
+    elif not (entry is None or _is_int(entry) or isinstance(entry, Operand)):
+        raise Refusal(
+            f"a subscript of class {type(entry).__name__} is not known: use a tensor that "
+            "says what it indexes",
+            operand=input,
+            expected="numbers, slices, None, ... or tensors",
         )
 
 

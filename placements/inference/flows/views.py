@@ -1,17 +1,18 @@
 """Flows of ops that move dims about: views, permutations, cutting and joining."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.elementwise import dims_of
+from placements.inference.flows.broadcast import dims_of
 from placements.inference.op import Op
-from placements.inference.terms import Label, Mixed, Operand, Term
+from placements.inference.sizes import Size, sizes_of, type_of_sizes
+from placements.inference.terms import NO_ARGUMENT, Label, Mixed, Operand, Term
 from placements.types.axis import AxisType, Shard
 from placements.types.extents import Extent
 from placements.types.padding import Pads
-from placements.types.tensor import TensorType, make
+from placements.types.tensor import FILLED, TensorType, make
 
 
 def moved(op: Op, input: Operand, labels: Sequence[Label]) -> TensorType:
@@ -45,15 +46,8 @@ def recut(
     return found.with_pads(padding.viewed(input, view))
 
 
-def flat(values: Sequence[Any]) -> tuple[int, ...]:
-    """view(2, 3) and view((2, 3)) alike."""
-    if len(values) == 1 and isinstance(values[0], tuple | list):
-        return tuple(cast(Any, values[0]))
-    return tuple(values)
-
-
-def permute(op: Op, input: Operand, *dims: Any, **kwargs: Any) -> TensorType:
-    order = dims_of(flat(dims) if dims else kwargs["dims"], input.ndim)
+def permute(op: Op, input: Operand, dims: Any) -> TensorType:
+    order = dims_of(dims, input.ndim)
     return moved(op, input, [order.index(d) for d in range(input.ndim)])
 
 
@@ -87,6 +81,7 @@ def movedim(op: Op, input: Operand, source: Any, destination: Any) -> TensorType
 
 
 def squeeze(op: Op, input: Operand, dim: Any = None) -> TensorType:
+    """Dims of one row go; an empty list of dims names none."""
     named = dims_of(dim, input.ndim)
     gone = [d for d in named if input.shape[d] == 1]
     reason = "this dim has one row here, but it is cut: other ranks hold its other rows"
@@ -103,27 +98,40 @@ def unsqueeze(op: Op, input: Operand, dim: int) -> TensorType:
     return moved(op, input, [d + (d >= new) for d in range(input.ndim)])
 
 
-def expand(op: Op, input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
-    shape = flat(sizes) if sizes else tuple(kwargs["size"])
-    return _expanded(op, input, shape)
+_GROWS = "a dim that is cut cannot be broadcast: one row here is not one in all"
+
+
+def expand(op: Op, input: Operand, size: Any) -> TensorType:
+    """As a product with ones of these sizes: a new dim in the size of a piece is cut."""
+    sizes = sizes_of(size)
+    shift = len(sizes) - input.ndim
+    labels: list[Label] = []
+    grown = set(range(shift))
+    for d in range(input.ndim):
+        wanted = sizes[d + shift]
+        same_rows = wanted.rows in (-1, input.shape[d])
+        if same_rows and (wanted.is_plain or wanted.cuts == input.type.cuts(d)):
+            labels.append(d + shift)
+            continue
+        labels.append(None if input.is_one_row(d) else Mixed(_GROWS))
+        grown.add(d + shift)
+    if all(sizes[d].is_plain for d in grown):
+        return moved(op, input, labels)
+    new = [n if d in grown else Size(1) for d, n in enumerate(sizes)]
+    ones = type_of_sizes(input.type.mesh, new, FILLED)
+    shape = Operand(ones, tuple(n.rows for n in new), "bool", NO_ARGUMENT)
+    where = tuple(d if d in grown else None for d in range(len(sizes)))
+    terms = [Term(input, tuple(labels)), Term(shape, where, is_control=True)]
+    index = input.type.index
+    return combine(op.linearity, terms, index=index, at_pads=padding.same)
 
 
 def expand_as(op: Op, input: Operand, other: Operand) -> TensorType:
-    return _expanded(op, input, other.shape)
+    return expand(op, input, other)
 
 
-def _expanded(op: Op, input: Operand, shape: Sequence[int]) -> TensorType:
-    shift = len(shape) - input.ndim
-    labels: list[Label] = []
-    for d in range(input.ndim):
-        grows = shape[d + shift] not in (-1, input.shape[d])
-        reason = "a dim that is cut cannot be broadcast: one row here is not one in all"
-        labels.append(Mixed(reason) if grows else d + shift)
-    return moved(op, input, labels)
-
-
-def repeat(op: Op, input: Operand, *sizes: Any, **kwargs: Any) -> TensorType:
-    named = flat(sizes) if sizes else flat([kwargs.get("repeats", kwargs.get("dims"))])
+def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> TensorType:
+    named = [n.rows for n in sizes_of(dims if repeats is None else repeats)]
     times = (*(1,) * (input.ndim - len(named)), *named)  # tile may name the last dims only
     shift = len(times) - input.ndim
     reason = "repeating a piece interleaves it with the other ranks' pieces"
@@ -169,14 +177,12 @@ def unbind(op: Op, input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
     return (without_dim(op, input, dim),) * input.shape[dim]
 
 
-def pieces(
-    op: Op, input: Operand, sizes: Any = None, dim: int = 0, **kwargs: Any
-) -> list[TensorType]:
+def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorType]:
     """split, chunk: as many results as there are, all of one type."""
     return [within_dim(op, input, dim)]
 
 
-def joined(op: Op, tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
+def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:
     """cat: the dim that is joined must not be cut."""
     reason = "joining pieces interleaves them with the other ranks' pieces"
     operands: list[Operand] = list(tensors)
@@ -188,7 +194,7 @@ def joined(op: Op, tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
     return combine(op.linearity, terms, index=_common_index(operands))
 
 
-def stacked(op: Op, tensors: Any, dim: int = 0, **kwargs: Any) -> TensorType:
+def stacked(op: Op, tensors: Any, dim: int = 0) -> TensorType:
     operands: list[Operand] = list(tensors)
     new = dim % (operands[0].ndim + 1)
     terms = [
@@ -203,7 +209,7 @@ def _common_index(operands: Sequence[Operand]) -> Any:
     return found.pop() if len(found) == 1 else None
 
 
-def triangle(op: Op, input: Operand, *args: Any, **kwargs: Any) -> TensorType:
+def triangle(op: Op, input: Operand, diagonal: int = 0) -> TensorType:
     """tril, triu: what is kept depends on where in the last two dims it stands."""
     reason = "which elements are kept depends on their place in the whole dim"
     labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]

@@ -1,0 +1,212 @@
+"""Flows of ops that reduce dims, or look along one: sums, choices, softmax, orders."""
+
+from typing import Any
+
+from placements.inference import padding
+from placements.inference.combine import combine
+from placements.inference.flows.broadcast import arithmetic_index, dims_of, terms_of
+from placements.inference.flows.elementwise import linearity_to
+from placements.inference.op import Op
+from placements.inference.terms import Label, Mixed, Operand, Term
+from placements.types.index import COMPUTED, Index
+from placements.types.tensor import TensorType
+
+
+def reduced_labels(
+    op: Op, input: Operand, dims: tuple[int, ...], keepdim: bool
+) -> tuple[Label, ...]:
+    labels: list[Label] = []
+    place = 0
+    for dim in range(input.ndim):
+        if dim in dims:
+            labels.append(op.along_label(f"reduced {dim}"))
+            place += keepdim
+        else:
+            labels.append(place)
+            place += 1
+    return tuple(labels)
+
+
+def _all_if_empty(dim: Any) -> Any:
+    """Most reductions take an empty list of dims for all of them."""
+    return None if dim in ((), []) else dim
+
+
+def reduction(
+    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> TensorType:
+    """Dims are reduced away."""
+    return _reduced(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim, dtype)
+
+
+def _reduced(
+    op: Op, input: Operand, dims: tuple[int, ...], keepdim: bool, dtype: Any = None
+) -> TensorType:
+    labels = reduced_labels(op, input, dims, keepdim)
+    linearity = linearity_to(op, input, dtype)
+    return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
+
+
+def mean(
+    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> TensorType:
+    """A reduction; the mean of no rows is no number, whatever rows of padding hold."""
+    dims = dims_of(_all_if_empty(dim), input.ndim)
+    labels = reduced_labels(op, input, dims, keepdim)
+    return combine(
+        linearity_to(op, input, dtype),
+        [Term(input, labels)],
+        index=arithmetic_index([input]),
+        at_pads=padding.averaged(input, dims),
+    )
+
+
+def spread(
+    op: Op,
+    input: Operand,
+    dim: Any = None,
+    keepdim: bool = False,
+    unbiased: bool = True,
+    correction: Any = None,
+) -> TensorType:
+    """var, std: a reduction whatever the correction."""
+    return reduction(op, input, dim, keepdim)
+
+
+def norm(
+    op: Op,
+    input: Operand,
+    p: Any = 2,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> TensorType:
+    """A reduction whatever the order of the norm."""
+    return reduction(op, input, dim, keepdim, dtype)
+
+
+def choice(
+    op: Op, input: Operand, other: Any = None, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """max, min, ...: elementwise with a second tensor, else a reduction that chooses.
+
+    Along a dim it returns values and the rows they came from.
+    """
+    if isinstance(other, Operand):
+        both = [input, other]
+        return combine(op.linearity, terms_of(both), index=arithmetic_index(both))
+    values = reduction(op, input, dim, keepdim).with_index(input.type.index)
+    if dim is None:
+        return values
+    return values, values.with_index(rows_of(input, dim))
+
+
+def position(op: Op, input: Operand, dim: Any = None, keepdim: bool = False) -> TensorType:
+    """argmax, argmin: the row that was chosen."""
+    return reduction(op, input, dim, keepdim).with_index(rows_of(input, dim))
+
+
+def rows_of(input: Operand, dim: int | None) -> Index:
+    """The domain of an index into a dim that is not cut (or into all elements)."""
+    if dim is None:
+        size = 1
+        for length in input.shape:
+            size *= length
+        return Index(size)
+    return Index(input.shape[dim % input.ndim] if input.ndim else 1)
+
+
+def _along_term(op: Op, input: Operand, dim: Any) -> Term:
+    mixed = dims_of(dim, input.ndim)
+    labels = tuple(
+        op.along_label(f"along {d}") if d in mixed else d for d in range(input.ndim)
+    )
+    return Term(input, labels)
+
+
+def along(op: Op, input: Operand, dim: Any = None, dtype: Any = None) -> TensorType:
+    """Same shape; every element depends on the others along one dim."""
+    linearity = linearity_to(op, input, dtype)
+    return combine(linearity, [_along_term(op, input, dim)], index=input.type.index)
+
+
+def normalize(
+    op: Op, input: Operand, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12
+) -> TensorType:
+    """As softmax, whatever the order of the norm."""
+    return along(op, input, dim)
+
+
+def flip(op: Op, input: Operand, dims: Any) -> TensorType:
+    return along(op, input, dims)
+
+
+def roll(op: Op, input: Operand, shifts: Any, dims: Any = None) -> TensorType:
+    """Without dims the elements move in the flattened tensor."""
+    return along(op, input, _all_if_empty(dims))
+
+
+def running_choice(op: Op, input: Operand, dim: int) -> Any:
+    """cummax, cummin: values so far and the rows they came from, in the input's shape."""
+    values = along(op, input, dim)
+    return values, values.with_index(rows_of(input, dim))
+
+
+def ordering(
+    op: Op,
+    input: Operand,
+    dim: int = -1,
+    descending: bool = False,
+    stable: Any = None,
+    k: Any = None,
+    largest: bool = True,
+    sorted: bool = True,
+) -> Any:
+    """sort, topk: values and the rows they came from, along one dim."""
+    values = combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
+    return values, values.with_index(rows_of(input, dim))
+
+
+def order_alone(
+    op: Op, input: Operand, dim: int = -1, descending: bool = False, stable: Any = None
+) -> TensorType:
+    """argsort: the rows alone."""
+    return ordering(op, input, dim)[1]
+
+
+def sorted_rows(op: Op, input: Operand) -> TensorType:
+    """msort: the values alone, along the first dim."""
+    return ordering(op, input, 0)[0]
+
+
+def kthvalue(op: Op, input: Operand, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """A value and its row; the dim is reduced away."""
+    values = reduction(op, input, dim, keepdim).with_index(input.type.index)
+    return values, values.with_index(rows_of(input, dim))
+
+
+_BINS = (
+    "the bins depend on the data of each piece; give minlength= (bincount) or min= and "
+    "max= (histc)"
+)
+
+
+def bincount(op: Op, input: Operand, weights: Any = None, minlength: int = 0) -> TensorType:
+    """How often each id occurs; the counts of pieces add up."""
+    terms = _counted(op, input, minlength == 0)
+    if isinstance(weights, Operand):
+        terms.append(Term(weights, terms[0].labels[:1] * weights.ndim))
+    return combine(op.linearity, terms, index=COMPUTED)
+
+
+def histc(
+    op: Op, input: Operand, bins: int = 100, min: Any = 0, max: Any = 0
+) -> TensorType:
+    """How many elements lie in each bin; the counts of pieces add up."""
+    return combine(op.linearity, _counted(op, input, min == max), index=COMPUTED)
+
+
+def _counted(op: Op, input: Operand, length_is_data: bool) -> list[Term]:
+    label = Mixed(_BINS) if length_is_data else op.along_label("counted")
+    return [Term(input, (label,) * input.ndim, is_control=True)]
