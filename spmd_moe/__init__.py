@@ -23,7 +23,7 @@ from spmd_moe.config import Parallel as Parallel
 from spmd_moe.dispatch import LocalDispatcher as LocalDispatcher
 from spmd_moe.dispatch_all_to_all import AllToAllDispatcher as AllToAllDispatcher
 from spmd_moe.experts import GroupedExperts as GroupedExperts
+from spmd_moe.experts import SharedExperts as SharedExperts
 from spmd_moe.layer import MoE as MoE
 from spmd_moe.reference import reference_moe as reference_moe
 from spmd_moe.route import Router as Router
-from spmd_moe.shared import SharedExperts as SharedExperts

@@ -16,13 +16,12 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from placements import Mesh, On, Partial, Replicate, all_reduce, typed
-from placements._torch import in_backward
+from placements import Mesh, On, Partial, Replicate, all_reduce, in_backward, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import BiasE, CountsE
-from spmd_moe.initialise import Initialised, fill_
 from spmd_moe.layouts import Layout
 from spmd_moe.meshes import current_mesh_of, has_axis
+from spmd_moe.parameters import Initialised, fill_
 
 # Dtypes that each may take; what would give it another moves it and does not cast it.
 _BIAS = (torch.float32, torch.float64)

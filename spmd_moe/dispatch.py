@@ -2,7 +2,8 @@
 
 An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
 `dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
-(rows by expert -> rows by slot). This file has the one for experts that are here.
+(rows by expert -> rows by slot). This file has the one for experts that are here, and
+`own_rows`, which sees pieces of a global tensor as this rank's own rows.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +13,18 @@ from typing import Annotated
 
 from torch import Tensor
 
-from placements import On, typed
-from placements.collectives.rows import row_numbers
+from placements import (
+    AxisType,
+    On,
+    Shard,
+    Varying,
+    reinterpret,
+    row_numbers,
+    type_of,
+    typed,
+)
 from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
 from spmd_moe.layouts import Layout
-from spmd_moe.own_rows import own_rows
 from spmd_moe.permute import count_own, inverse, sort_slots
 from spmd_moe.precision import wide_dtype
 from spmd_moe.route import Routing
@@ -63,6 +71,36 @@ class AbstractDispatcher(ABC):
     @abstractmethod
     def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
         """Rows, expert by expert -> rows in the order of the slots."""
+
+
+def own_rows(x: Tensor) -> Tensor:
+    """Shard -> Varying on every axis, from the outermost cut; other types stay.
+
+    Code that sorts rows by data, or sends them to other ranks, works on rows of its own.
+    To forget that rows are pieces of a global tensor is always sound. With checking off
+    this does nothing.
+    """
+    for axis, t in _types(x):
+        if isinstance(t, Shard):
+            x = reinterpret(x, axis, src=t, dst=Varying())
+    return x
+
+
+def pieces_like(x: Tensor, example: Tensor) -> Tensor:
+    """Varying -> Shard on every axis on which `example` is cut, from the innermost.
+
+    This is a claim: `combine` makes it of rows that it put back in their tokens' order.
+    With checking off this does nothing.
+    """
+    for axis, t in reversed(_types(example)):
+        if isinstance(t, Shard):
+            x = reinterpret(x, axis, src=Varying(), dst=t)
+    return x
+
+
+def _types(x: Tensor) -> list[tuple[str, AxisType]]:
+    known = type_of(x)
+    return [] if known is None else list(known.items())
 
 
 @typed

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from placements import Mesh, current_mesh
-from placements._torch import unseen
-from placements.types.mesh import as_mesh
+from placements import Mesh, as_mesh, current_mesh, unchecked
 from spmd_moe.config import Parallel
 
 ONE_DEVICE = Mesh({})
@@ -47,7 +45,7 @@ def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
     sizes = parallel.sparse_mesh()
     if dense.device_mesh is not None:
         kind = dense.device_mesh.device_type
-        with unseen():  # inside typecheck() the mesh's own tensors have no type
+        with unchecked():  # inside typecheck() the mesh's own tensors have no type
             ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
             return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
     return Mesh(sizes, _coordinate(sizes, dense))

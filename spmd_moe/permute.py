@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from placements import typed
-from placements._torch import unseen
+from placements import typed, unchecked
 from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN, MapTE
 
 
@@ -59,7 +58,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     has_values = expert_ids_TK.device.type == "cpu" and not _is_dispatched(expert_ids_TK)
     if not has_values or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
         return
-    with unseen():  # the result of this check is not used in the computation
+    with unchecked():  # the result of this check is not used in the computation
         least, most = (int(end) for end in expert_ids_TK.aminmax())
     if least < 0 or most >= num_experts:
         wrong = least if least < 0 else most

@@ -17,8 +17,8 @@ from placements import Index, Mesh, On, assert_type, type_of, typed
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
-from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
+from spmd_moe.parameters import Initialised, Spec
 from spmd_moe.permute import check_ids, routing_map
 from spmd_moe.precision import wide_dtype, without_autocast
 

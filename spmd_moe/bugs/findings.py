@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_moe.bugs.kinds import KINDS
 from spmd_moe.bugs.measure import NOBODY, measure
-from spmd_moe.bugs.peers import (
+from spmd_moe.bugs.peers.opinions import (
     ACCEPTED,
     BOTH,
     CRASHES,
@@ -19,7 +18,7 @@ from spmd_moe.bugs.peers import (
     opinion_of,
     peers,
 )
-from spmd_moe.bugs.record import BY, KIT, TYPES, VERIFY, Bug
+from spmd_moe.bugs.record import BY, KINDS, KIT, TYPES, VERIFY, Bug
 
 # who refused -> how a sentence says it
 WORDS = {
@@ -146,7 +145,7 @@ def markdown(findings: Sequence[Finding]) -> str:
         "",
         "A peer is asked in its own words: our program where it has them all, else the bug "
         "and its fix as a user of that peer would write them (`spmd_moe/bugs/"
-        "peer_programs`), run on all simulated ranks under its checker. `refuses`: its "
+        "peers/programs`), run on all simulated ranks under its checker. `refuses`: its "
         "checker refuses the bug and passes the fix. `accepts`: it passes the bug, whose "
         "results are then not those of the fix, or whose ranks fall out of step. `-`: the "
         "bug cannot be said there. DTensor is asked with every redistribution explicit in "

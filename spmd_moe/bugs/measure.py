@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
+from placements.testing import device_mesh, run_ranks
 from placements.testing.ranks.crashes import CheckerCrash, cause_of, crash_of, is_verdict
-from placements.testing.ranks.run import device_mesh, run_ranks
 from spmd_moe.bugs.record import KIT, TYPES, VERIFY, Bug
 
 NOBODY = "nobody"

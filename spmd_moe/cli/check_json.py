@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from placements.runtime.ledger import Entry
-from spmd_moe.cli.check_layer import Result
-from spmd_moe.cli.compare_meshes import Candidate
-from spmd_moe.cli.crossings import Crossing
-from spmd_moe.cli.simulate import Simulated
-from spmd_moe.cli.trace import Memory, Workload
+from spmd_moe.checks.configurations import Result
+from spmd_moe.checks.crossings import Crossing
+from spmd_moe.checks.meshes import Candidate
+from spmd_moe.checks.simulate import Simulated
+from spmd_moe.checks.trace import Memory, Workload
 
 VERSION = 1  # of the schema; it changes when a key changes its meaning or goes
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.checks.presets import PRESETS, Preset
+from spmd_moe.checks.trace import Workload
 from spmd_moe.cli.degrees import SYNTAX
-from spmd_moe.cli.presets import PRESETS, Preset
-from spmd_moe.cli.terminal import BadInput
-from spmd_moe.cli.trace import Workload
 from spmd_moe.config import MoEConfig
 
 DTYPES = ("bfloat16", "float32", "float64")

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spmd_moe.cli.terminal import BadInput
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.config import Parallel
 
 DEGREES = ("dp", "cp", "tp", "ep", "etp")

@@ -13,8 +13,8 @@ from typing import NoReturn
 import torch
 
 from placements import PlacementError, UnsupportedTorchError, __version__
-from spmd_moe.cli.crash import CRASHED, crash_text
-from spmd_moe.cli.terminal import BadInput, make_console
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.cli.terminal import CRASHED, crash_text, make_console
 
 # command -> (the module that runs it, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.degrees import SYNTAX
-from spmd_moe.cli.terminal import BadInput
-from spmd_moe.cli.train_job import make_job, option_of
-from spmd_moe.cli.train_rank import arguments_of
+from spmd_moe.cli.train_options import make_job, option_of
 from spmd_moe.training.errors import RunError, Unusable
 from spmd_moe.training.job import Job
 from spmd_moe.training.launch import launch, told
@@ -35,6 +34,13 @@ examples:
 The losses do not depend on the mesh. A run that was killed is continued from its last
 complete checkpoint with the same command and --resume.
 """
+
+# What a process runs to be a rank. The launcher stops its ranks: Ctrl-C, which a terminal
+# sends to all processes, is for the launcher alone.
+START = """\
+import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
+from spmd_moe.cli.terminal import make_console
+from spmd_moe.training.rank import main; main(make_console())"""
 
 CLEAN_LINE = (
     ControlType.CARRIAGE_RETURN,
@@ -137,7 +143,7 @@ def _train(
         train(job, world or ALONE, console)
     else:
         console.print(f"Starting {ranks} processes ({job.mesh}) ...", highlight=False)
-        arguments = arguments_of(job, debug=args.debug)
+        arguments = ["-c", START, job.to_json(), *(["--debug"] if args.debug else [])]
         try:
             launch(arguments, ranks, args.port, debug=args.debug)
         finally:  # a rank that is stopped leaves its progress bar

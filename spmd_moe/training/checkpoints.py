@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as PeerShard
 
+from placements import Shard
 from placements.parameters.held import saved_tensors
-from placements.types.axis import Shard
 from placements.types.tensor import TensorType
 from spmd_moe.training import manifest
 from spmd_moe.training.errors import Unusable

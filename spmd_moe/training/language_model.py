@@ -25,6 +25,7 @@ from torch.nn.functional import (
 )
 
 from placements import (
+    Extent,
     I,
     Mesh,
     On,
@@ -34,15 +35,14 @@ from placements import (
     Shard,
     global_mean,
     redistribute,
+    row_numbers,
     to_global,
     typed,
 )
-from placements.collectives.rows import row_numbers
-from placements.types.extents import Extent
 from spmd_moe.config import Parallel
-from spmd_moe.initialise import Initialised, Spec, Types, fill_
 from spmd_moe.layer import MoE
 from spmd_moe.meshes import dense_mesh
+from spmd_moe.parameters import Initialised, Spec, Types, fill_
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.text import VOCABULARY
 

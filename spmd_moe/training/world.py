@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from placements import Mesh
-from placements.types.mesh import as_mesh
+from placements import Mesh, as_mesh
 from spmd_moe.config import Parallel
 from spmd_moe.meshes import make_sparse_mesh
 from spmd_moe.training.errors import RankFailed, Unusable

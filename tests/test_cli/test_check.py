@@ -10,12 +10,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from spmd_moe import Parallel, layer
+from spmd_moe.checks.presets import PRESETS
+from spmd_moe.checks.scale import scaled_down
+from spmd_moe.checks.trace import Workload, trace
 from spmd_moe.cli import check_layer
 from spmd_moe.cli.degrees import parse_parallel
 from spmd_moe.cli.main import main
-from spmd_moe.cli.presets import PRESETS
-from spmd_moe.cli.scale import scaled_down
-from spmd_moe.cli.trace import Workload, trace
 from spmd_moe.layouts import CONFIGURATIONS, TABLE, configuration, layout
 
 TINY = PRESETS["tiny"]

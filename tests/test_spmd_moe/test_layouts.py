@@ -11,13 +11,13 @@ from placements import PlacementError, assert_type, set_current_mesh, type_of, t
 from placements.testing import RankFailure
 from placements.types.axis import BY_LETTER, Shard
 from spmd_moe import MoE, Parallel
+from spmd_moe.cli.layouts_page import markdown
 from spmd_moe.layouts import (
     CONFIGURATIONS,
     TABLE,
     Layout,
     configuration,
     layout,
-    markdown,
 )
 from tests.support.moe import CONFIG, PARALLELS, Case, assert_equals_one_device, on_ranks
 
