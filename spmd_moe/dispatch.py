@@ -1,4 +1,4 @@
-"""Bring every slot's copy of its token to its expert, and what comes back to the token.
+"""Bring a copy of each token to each of its experts, and the results back to the token.
 
 An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
 `dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
@@ -58,7 +58,7 @@ class Dispatched:
 
 
 class AbstractDispatcher(ABC):
-    """Between tokens and experts."""
+    """What brings tokens to experts and back."""
 
     @abstractmethod
     def dispatch(self, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -66,7 +66,7 @@ class AbstractDispatcher(ABC):
 
     @abstractmethod
     def on_expert_mesh(self) -> AbstractContextManager[object]:
-        """The mesh of the rows that `dispatch` returns, made current."""
+        """Make the mesh of the rows that `dispatch` returns current."""
 
     @abstractmethod
     def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
@@ -134,7 +134,7 @@ def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Sl
 
 @dataclass(frozen=True)
 class LocalDispatcher(AbstractDispatcher):
-    """All experts are here, or a part of every one: rows only change order."""
+    """The dispatcher where all experts are here, or a part of each: rows change order."""
 
     layout: Layout
     score_before_experts: bool = False

@@ -131,7 +131,7 @@ class MoE(Initialised):
         return y_TD.view_as(x)
 
     def input_types(self, seq_len: int) -> Types:
-        """The types of `x` with all extents: `assert_type(x, moe.input_types(seq_len))`."""
+        """Return the types of `x`, with all extents, for `assert_type(x, ...)`."""
         over_cp, over_tp = self._sequence(seq_len)
         extents = {"cp": over_cp, "tp": over_tp}
         return {
@@ -140,13 +140,13 @@ class MoE(Initialised):
         }
 
     def _sequence(self, seq_len: int) -> tuple[Extent, Extent]:
-        """How the sequence is cut over cp, and this rank's piece of that over tp."""
+        """Say how the sequence is cut over cp, and this rank's piece of it over tp."""
         place = {"cp": 0, **dense_mesh(self.parallel).coordinate}
         over_cp = Padded(seq_len).over(self.parallel.cp)
         return over_cp, Padded(over_cp.local_size(place["cp"])).over(self.parallel.tp)
 
     def _token_rows(self, x: Tensor, seq_len: int) -> Extent:
-        """How the tokens of `x`, flattened, are cut over tp."""
+        """Say how the tokens of `x`, flattened, are cut over tp."""
         if x.dim() < 2:
             raise ValueError(
                 f"x of shape {tuple(x.shape)} must have the dims (T, D) or (..., L, D): "

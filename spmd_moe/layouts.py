@@ -139,7 +139,7 @@ class Layout:
 
 
 def configuration(parallel: Parallel) -> str:
-    """The name of the column that these degrees belong to."""
+    """Return the name of the column that these degrees belong to."""
     if parallel.ep == 1:
         return "C3" if parallel.sequence_parallel else "C4"
     if parallel.etp > 1:
@@ -149,14 +149,14 @@ def configuration(parallel: Parallel) -> str:
 
 @cache
 def layout(name: str) -> Layout:
-    """The column of that name."""
+    """Return the column of that name."""
     if name not in CONFIGURATIONS:
         raise ValueError(f"configuration {name!r} must be one of {list(CONFIGURATIONS)}")
     return Layout(name, **{row.tensor: _types(row, name) for row in TABLE})
 
 
 def _types(row: Row, name: str) -> Types:
-    """The mapping of one cell, axes in the order in which they cut a dim."""
+    """Return the types of one tensor, axes in the order in which they cut a dim."""
     column = list(CONFIGURATIONS).index(name)
     found = {axis: getattr(row, axis).split() for axis in ("tp", "ep", "etp")}
     cells = {axis: cell[column] for axis, cell in found.items() if cell}

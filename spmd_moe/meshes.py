@@ -11,12 +11,12 @@ ONE_DEVICE = Mesh({})
 
 
 def dense_mesh(parallel: Parallel) -> Mesh:
-    """The current mesh, which must be the dense one; no mesh will do for one rank."""
+    """Return the current mesh, which must be the dense one; one rank needs no mesh."""
     return current_mesh_of(parallel.dense_mesh())
 
 
 def current_mesh_of(wanted: Mapping[str, int]) -> Mesh:
-    """The current mesh; ValueError unless it has the axes of `wanted` that are split."""
+    """Return the current mesh; ValueError unless it splits the axes that `wanted` does."""
     mesh = current_mesh() or ONE_DEVICE
     sizes = {axis: n for axis, n in mesh.sizes.items() if n > 1}
     if sizes != {axis: n for axis, n in wanted.items() if n > 1}:
@@ -37,7 +37,7 @@ def has_axis(mesh: Mesh, axis: str) -> bool:
 
 
 def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
-    """The axes (edp, ep, etp) over the ranks of `dense`, in the same order.
+    """Make the mesh (edp, ep, etp) over the ranks of `dense`, in the same order.
 
     Over a DeviceMesh this makes process groups, which all ranks must do together; layers
     can share the result.

@@ -41,7 +41,7 @@ class Spec:
     mesh: Mesh
 
     def rows(self, dim: int) -> range:
-        """The global rows of `dim` that this rank holds; cuts are even."""
+        """Return the global rows of `dim` that this rank holds; cuts are even."""
         start, size = 0, self.shape[dim]
         for axis, t in self.types.items():
             if isinstance(t, Shard) and t.dim == dim and axis in self.mesh.sizes:
@@ -51,7 +51,7 @@ class Spec:
         return range(start, start + size)
 
     def held(self) -> list[range]:
-        """The global rows of every dim that this rank holds."""
+        """Return the global rows of every dim that this rank holds."""
         return [self.rows(dim) for dim in range(len(self.shape))]
 
 
@@ -75,7 +75,7 @@ class Initialised(WatchesItsState):
         device: "torch.device | str | None" = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Register a parameter for every spec, not yet filled."""
+        """Register an unfilled parameter for every spec."""
         if dtype is not None and not isinstance(dtype, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"dtype ({dtype!r}) must be a torch.dtype, such as torch.bfloat16, or None"
@@ -92,7 +92,7 @@ class Initialised(WatchesItsState):
             self.register_parameter(name, nn.Parameter(empty))
 
     def reset_own(self) -> None:
-        """Fill the parameters and buffers of this module, not of those below."""
+        """Fill the parameters and buffers of this module, not of the modules below."""
         for name, spec in self.specs.items():
             key = f"{self.drawn_as}.{name}"
             draw_(self.get_parameter(name), spec, key, self.seed)
@@ -127,14 +127,14 @@ class Initialised(WatchesItsState):
 
 
 def fill_(tensor: Tensor, value: float) -> None:
-    """Fill with one number, whatever the type says."""
+    """Fill a tensor with one number, whatever its type says."""
     with torch.no_grad(), unchecked():
         tensor.fill_(value)
         forget_factory(tensor)
 
 
 def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
-    """Fill with this rank's part of normal numbers, of deviation 1/sqrt(fan-in)."""
+    """Fill a parameter with its part of normal numbers of deviation 1/sqrt(fan-in)."""
     if parameter.is_meta:
         return
     scale = 1 / math.sqrt(spec.shape[-1])
@@ -150,9 +150,9 @@ def draw_(parameter: Tensor, spec: Spec, name: str, seed: int) -> None:
 
 
 def _local_part(parameter: Tensor, held: list[range]) -> tuple[Tensor, list[range]]:
-    """The memory of this rank, and its global rows in every dim.
+    """Return the memory of this rank, and its global rows in every dim.
 
-    Of a DTensor, which FSDP2 makes of a parameter, that is a part of what `held` says.
+    FSDP2 makes a DTensor of a parameter, and this rank then has a part of what `held` says.
     Every rank finds its part by itself.
     """
     mesh: Any = getattr(parameter, "device_mesh", None)

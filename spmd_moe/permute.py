@@ -50,7 +50,7 @@ def count_own(expert_ids_TK: IdsTK, num_experts: int) -> CountsE:
 
 
 def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
-    """ValueError unless every id is one of an expert.
+    """Raise ValueError unless every id is that of an expert.
 
     Looks where looking costs no wait, on a CPU. Elsewhere it is left to the kernels, which
     stop the program at an index out of range.
@@ -69,7 +69,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
 
 
 def _is_dispatched(x: Tensor) -> bool:
-    """Whether a subclass computes by itself: its values may be elsewhere, or not be."""
+    """Whether a subclass computes by itself: its values may be elsewhere, or nowhere."""
     return cast(Any, type(x)).__torch_dispatch__ is not cast(Any, Tensor).__torch_dispatch__
 
 

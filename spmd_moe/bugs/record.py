@@ -65,7 +65,7 @@ class Refused:
     rule: str
 
     def fits(self, error: BaseException) -> bool:
-        """Whether an error says it."""
+        """Whether an error says what this record asks for."""
         if not isinstance(error, PlacementError):
             return self.name in str(error) and self.rule in str(error)
         said = self.name in error.name and self.rule in error.rule
@@ -108,7 +108,7 @@ def bug(
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Whole numbers from -3 to 3, as float64: small, so that their sums are exact."""
+    """Draw whole numbers from -3 to 3, as float64: small, so that their sums are exact."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, shape, generator=generator).double()
 
@@ -116,7 +116,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def mine(
     value: Tensor, types: TypesLike, *, grad: bool = False, index: Index | None = None
 ) -> Tensor:
-    """This rank's part of a global value, declared; with `grad` a leaf of autograd."""
+    """Declare this rank's part of a global value; with `grad` it is a leaf of autograd."""
     mesh = current_mesh()
     assert mesh is not None
     held = split(value, types, mesh)[dist.get_rank()].requires_grad_(grad)

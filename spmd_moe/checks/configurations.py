@@ -34,7 +34,7 @@ class Configurations:
 
 
 def all_configurations(config: MoEConfig, degrees: Parallel) -> Configurations:
-    """Every configuration of the layer on these ranks, tp and ep above 1."""
+    """Find every configuration of the layer on these ranks; tp and ep are above 1."""
     cuts = ((degrees.ep, 1), (1, 1), (degrees.ep, degrees.tp))
     tried = [(ep, etp, sp) for ep, etp in cuts for sp in (True, False)]
     found: dict[str, Parallel] = {}

@@ -1,4 +1,4 @@
-"""What crosses a declared boundary under the checker: tensors, types, collectives.
+"""Record what crosses a declared boundary: tensors, types, collectives.
 
 A `Recorder` watches one checked forward and the backward after it. Nothing here knows the
 layer: names come from its signatures, types from the checker, bytes from the collectives.
@@ -41,7 +41,7 @@ class Crossing:
 
     @property
     def global_shape(self) -> tuple[int, ...] | None:
-        """None where ranks hold unrelated values: there is no global tensor."""
+        """The global shape; None where ranks hold unrelated values, of no global tensor."""
         if any(t.letter == "V" for t in self.type.types):
             return None
         return self.type.global_shape(self.local_shape)
@@ -52,7 +52,7 @@ class Crossing:
 
 
 class Recorder:
-    """An observer of the checker: writes down every tensor once."""
+    """An observer of the checker that writes down every tensor once."""
 
     def __init__(self) -> None:
         self.crossings: list[Crossing] = []
@@ -92,10 +92,10 @@ class Recorder:
             self._add(x, name, type(module).__name__, role, found)
 
     def backward(self) -> None:
-        """Nothing crosses here; what backward sends, `sent` says."""
+        """Do nothing: `sent` is told what backward sends."""
 
     def sent(self, entry: Entry) -> None:
-        """A collective runs, in forward or in backward."""
+        """Write down a collective that runs, in forward or in backward."""
         self.collectives.append(entry)
         if not entry.backward:
             self._sent.append(entry)
@@ -144,13 +144,13 @@ class _Record(Ledger):
 
 
 def ledger_of(recorder: Recorder) -> Block[Ledger]:
-    """Collectives inside are recorded, and those of a backward that starts here."""
+    """Tell the recorder of collectives inside, and of a backward that starts here."""
     return activated(_Record(recorder))
 
 
 @contextmanager
 def checked(recorder: Recorder) -> Generator[None]:
-    """`typecheck()`, with every crossing recorded."""
+    """Run `typecheck()` with every crossing recorded."""
     mode = Typecheck()
     mode.observer = recorder
     with mode:

@@ -33,7 +33,7 @@ class Candidate:
 
 
 def feasible(config: MoEConfig, ranks: int, cp: int) -> list[Parallel]:
-    """All degrees that make up `ranks` and into which the layer can be cut."""
+    """Return all degrees that make up `ranks` and into which the layer can be cut."""
     if not 1 <= ranks <= MOST_RANKS or ranks % cp:
         raise BadInput(
             f"--ranks {ranks}: must be a multiple of cp ({cp}), at least 1 and at most "
@@ -73,7 +73,7 @@ def compare(
 
 
 def on_wire(entry: Entry, ranks: int) -> float:
-    """Bytes that one rank sends for a collective, by the usual ring or direct exchange."""
+    """Count the bytes that one rank sends for a collective, by ring or direct exchange."""
     share = (ranks - 1) / ranks
     factor = {
         "all-reduce": 2 * share,  # reduce-scatter, then all-gather
@@ -85,5 +85,5 @@ def on_wire(entry: Entry, ranks: int) -> float:
 
 
 def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Least memory first; of equal memory, least sent."""
+    """Sort by memory, least first; of equal memory, by what is sent."""
     return sorted(candidates, key=lambda c: (c.memory.total, c.sent))

@@ -34,7 +34,7 @@ def score(
 
 
 def refused_program() -> PlacementError | None:
-    """What the checker says of it; None if it is accepted, which is wrong."""
+    """Return the error of the checker; None if it accepts the program, which is wrong."""
     with set_current_mesh({"dp": 2, "tp": 2}), typecheck():
         x_TD: Tensor = assert_type(torch.ones(6, 16), {"dp": S(0), "tp": I})
         w_gate_ED = assert_type(torch.ones(8, 16), {"dp": R, "tp": R})

@@ -1,4 +1,4 @@
-"""A layer small enough to run on simulated ranks, in the same configuration.
+"""Make a layer small enough to run on simulated ranks, in the same configuration.
 
 What can run as it is stays as it is. Else each degree becomes the least that still cuts
 (2 for most), dim : hidden_dim stays, groups of experts stay, and there are fewer experts
@@ -75,11 +75,11 @@ def _smaller(config: MoEConfig, parallel: Parallel) -> MoEConfig:
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors of `n`, ascending, by trial up to the square root."""
+    """Return all divisors of `n`, ascending, by trial up to the square root."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]
 
 
 def least_factor(n: int) -> int:
-    """The least divisor of `n` above 1; of 1 it is 1."""
+    """Return the least divisor of `n` above 1; of 1 it is 1."""
     return (*divisors(n), 1)[1]

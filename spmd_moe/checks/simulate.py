@@ -1,4 +1,4 @@
-"""The layer on simulated ranks against the layer on one device.
+"""Run the layer on simulated ranks, and compare it with the layer on one device.
 
 Every rank runs the code that a cluster runs, under `verify()`, in float64. Outputs and
 gradients are joined as their types say and compared with `reference_moe`, a loop over
@@ -61,7 +61,7 @@ class _Rank:
 
 
 def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated:
-    """RankFailure if a rank raises, or its values are not what their types say."""
+    """Run and compare; RankFailure if a rank raises or its values belie their types."""
     from placements.testing import run_ranks
 
     shape = work.global_shape(config, parallel)
@@ -82,7 +82,7 @@ def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated
 def _on_this_rank(
     config: MoEConfig, parallel: Parallel, x: Tensor, weights: Tensor, seq_len: int
 ) -> _Rank:
-    """A training step, but for the optimizer."""
+    """Run a training step, but for the optimizer."""
     from placements.testing import device_mesh
 
     dense = device_mesh(parallel.dense_mesh())
@@ -131,7 +131,7 @@ def _on_one_device(config: MoEConfig, x: Tensor, weights: Tensor) -> dict[str, T
 
 
 def _joined(ranks: list[_Rank], parallel: Parallel) -> dict[str, Tensor]:
-    """What all ranks hold, as one device would hold it."""
+    """Join what all ranks hold into what one device would hold."""
     types, dense = layout(configuration(parallel)).input, Mesh(parallel.dense_mesh())
     found = {
         OUTPUT: join([rank.output for rank in ranks], types, dense),
@@ -143,7 +143,7 @@ def _joined(ranks: list[_Rank], parallel: Parallel) -> dict[str, Tensor]:
 
 
 def _difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest, relative to the largest value; infinite where shapes differ."""
+    """Return the largest difference over the largest value; inf if shapes differ."""
     if found.shape != wanted.shape:
         return float("inf")
     if not wanted.numel():

@@ -1,4 +1,4 @@
-"""The layer type-checked for a mesh of any size, in one process, on meta tensors.
+"""Type-check the layer for a mesh of any size, in one process, on meta tensors.
 
 One forward, one backward and the sums of gradients, as rank 0 sees them: every op is
 checked, nothing is sent and nothing is computed. Where data decides how many rows travel,
@@ -80,7 +80,7 @@ class Trace:
 
 
 def trace(config: MoEConfig, parallel: Parallel, work: Workload) -> Trace:
-    """PlacementError if the layer does not type-check on this mesh."""
+    """Trace one step; PlacementError if the layer does not type-check on this mesh."""
     recorder, saved = Recorder(), _Saved()
     dense = Mesh(parallel.dense_mesh())
     sparse = make_sparse_mesh(parallel, dense)
@@ -103,7 +103,7 @@ def trace(config: MoEConfig, parallel: Parallel, work: Workload) -> Trace:
 
 
 def _length_here(types: Types, seq_len: int) -> int:
-    """How many positions of the sequence rank 0 holds: cut over cp, then over tp."""
+    """Count the positions of the sequence on rank 0: cut over cp, then over tp."""
     for t in (types["cp"], types["tp"]):
         if isinstance(t, Shard) and t.extent is not None:
             seq_len = t.extent.local_size(0)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _parallels(
     args: argparse.Namespace, config: MoEConfig, preset: Preset
 ) -> tuple[list[Parallel], dict[str, str]]:
-    """What to check, and why the other configurations cannot be."""
+    """Return what to check, and why the other configurations cannot be checked."""
     if args.mesh is None:
         every = all_configurations(config, parse_parallel(preset.mesh))
         left_out = {name: by_options(reason) for name, reason in every.left_out.items()}
@@ -91,7 +91,7 @@ def _parallels(
 
 
 def _because(left_out: dict[str, str]) -> list[str]:
-    """A line for each reason."""
+    """Return a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""The machine-readable report; docs/check.md describes the schema."""
+"""Print the report for programs; docs/check.md describes the schema."""
 
 import json
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ VERSION = 1  # of the schema; it changes when a key changes its meaning or goes
 def print_report(
     kind: str, passed: bool, *, failure: str | None = None, **content: Any
 ) -> None:
-    """The one object of `--json`; `failure` is what ended the check, if something did."""
+    """Print the one object of `--json`; `failure` is what ended the check, if anything."""
     report = {"version": VERSION, "report": kind, "passed": passed, "failure": failure}
     print(json.dumps({**report, **content}, indent=2))
 
 
 def of_check(result: Result, work: Workload) -> dict[str, Any]:
-    """One configuration."""
+    """Describe one configuration."""
     trace = result.trace
     return {
         "configuration": trace.configuration,

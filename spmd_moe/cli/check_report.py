@@ -79,7 +79,7 @@ def _title(found: Trace) -> str:
 
 
 def _show_bytes(console: Console, traces: Sequence[Trace]) -> None:
-    """Bytes by collective and configuration."""
+    """Print bytes by collective and configuration."""
     columns = [_grouped(one) for one in traces]
     rows: list[Row] = []
     for key in sorted({key for column in columns for key in column}):
@@ -187,7 +187,7 @@ def shape_text(shape: Sequence[int] | None) -> str:
 
 
 def _worth_showing(crossings: Iterable[Crossing]) -> Iterator[Crossing]:
-    """Without the index tensors inside functions, and what is there already."""
+    """Leave out index tensors inside functions, and rows that are there already."""
     seen: set[object] = set()
     for row in crossings:
         key = row.name, row.local_shape, row.type, row.has_gradient
@@ -218,7 +218,7 @@ def _sent(row: Crossing) -> list[str]:
 
 
 def _collective(entry: Entry, row: Crossing) -> str:
-    """Its dtype is said where it is not that of the tensor."""
+    """Name a collective, with its dtype where that is not the dtype of the tensor."""
     text = f"{entry.kind} {entry.axis} {size(entry.nbytes)}"
     return text if entry.dtype == row.dtype else f"{text} {short_dtype(entry.dtype)}"
 

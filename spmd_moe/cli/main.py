@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _version() -> str:
-    """The versions that a report of a bug should name."""
+    """Return the versions that a report of a bug should name."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"spmd-moe {__version__} (torch {torch.__version__}, Python {python})"
 

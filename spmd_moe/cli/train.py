@@ -129,7 +129,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _is_told_by_another(world: World | None) -> bool:
-    """Rank 0 of a job says what all its ranks find."""
+    """Whether another rank prints the error: rank 0 says what all ranks find."""
     return world is not None and world.rank != 0
 
 
@@ -151,7 +151,7 @@ def _train(
 
 
 def _hint(args: argparse.Namespace) -> str:
-    """How to go on after a failure."""
+    """Say how to go on after a failure."""
     found = [] if args.checkpoint is None else checkpoints_in(Path(args.checkpoint))
     if not found or step_of(found[-1]) >= args.steps:
         return ""

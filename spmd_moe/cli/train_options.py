@@ -1,4 +1,4 @@
-"""What `spmd-moe train` is asked for, looked at before anything is started."""
+"""Check the options of `spmd-moe train` before anything is started."""
 
 import argparse
 import importlib
@@ -33,14 +33,14 @@ _NAMED = re.compile(rf"\b({'|'.join(FIELDS)})\b(?= [(*])")
 
 
 def option_of(field: str) -> str:
-    """The option for a field of the recipe: `spmd-moe check` has the same."""
+    """Return the option for a field of the recipe; `spmd-moe check` has the same."""
     return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 
 def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> Job:
-    """Everything that is asked for, if it can be done; BadInput or Unusable if not.
+    """Make the job of these options; BadInput or Unusable if it cannot be done.
 
-    Nobody else has the directory of the run until `held` is closed.
+    This process holds the directory of the run until `held` is closed.
     """
     _check_numbers(args)
     parallel = parse_parallel(args.mesh)
@@ -144,7 +144,7 @@ def _saved(resume: Path, given: dict[str, Any], parallel: Parallel, steps: int) 
 
 @contextmanager
 def _options_named() -> Generator[None]:
-    """What is said of the fields of a recipe is said of the options that set them."""
+    """Turn a ValueError about fields into BadInput about the options that set them."""
     try:
         yield
     except ValueError as error:
@@ -153,7 +153,7 @@ def _options_named() -> Generator[None]:
 
 
 def _check_places(args: argparse.Namespace) -> None:
-    """Whether everything that is to be written can be; makes the directories for it."""
+    """Raise BadInput unless all output can be written; make the directories for it."""
     if args.checkpoint is not None:
         if args.resume and not Path(args.checkpoint).is_dir():
             raise _nothing_to_resume(args)

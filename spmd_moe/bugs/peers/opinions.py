@@ -1,4 +1,4 @@
-"""The same bugs under the peers: what they refuse, measured by running them.
+"""Ask the peers about the same bugs: run the programs under their checkers.
 
 A program runs on every rank of the simulator under the peer's checker, with the peer's
 collectives, types and declarations in the place of ours: `spmd_types` uses the same names
@@ -88,7 +88,7 @@ class _Run:
 
 
 def peers() -> dict[str, Engine]:
-    """The engines by name; those that are not installed are left out."""
+    """Return the engines by name, without those that are not installed."""
     from placements.interop.dtensor import DTensorEngine
 
     found: list[Engine] = [DTensorEngine()]
@@ -115,7 +115,7 @@ class SameWords(Ours):
 
 
 def programs_of(engine_name: str, bug: Bug) -> tuple[Program | None, Program]:
-    """The wrong and the right program of a bug, as a peer is asked."""
+    """Return the wrong and the right program of a bug, as a peer is asked."""
     found = written_for(engine_name, bug.id)
     if found is not None:
         return found
@@ -170,7 +170,7 @@ def _opinion_of_wrong(
 
 
 def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
-    """A program on all ranks under a peer, or with the peer's words alone."""
+    """Run a program on all ranks under a peer, or with the peer's words alone."""
     mesh = Mesh(bug.mesh)
     block = engine.checking if checked else engine.running
 
@@ -192,7 +192,7 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
 
 
 def _as_held(found: Mapping[str, Any]) -> Results:
-    """What this rank holds; a DTensor's value is that of its placements."""
+    """Return what this rank holds; of a DTensor, the global value of its placements."""
     held = {name: x for name, x in found.items() if x is not None}
     return {
         name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
@@ -201,7 +201,7 @@ def _as_held(found: Mapping[str, Any]) -> Results:
 
 
 def _different(found: list[Results | None], meant: list[Results | None]) -> str | None:
-    """The first result that is not the right program's on some rank."""
+    """Return the first result that differs from the right program's on some rank."""
     for rank, (one, other) in enumerate(zip(found, meant, strict=True)):
         assert one is not None and other is not None, "a program that is accepted returns"
         for name, y in other.items():
@@ -217,7 +217,7 @@ def _different(found: list[Results | None], meant: list[Results | None]) -> str 
 
 @contextmanager
 def _silent_torch() -> Generator[None]:
-    """Without what torch logs of redistributions and errors: those are verdicts here."""
+    """Silence what torch logs of redistributions and errors: they are verdicts here."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -228,7 +228,7 @@ def _silent_torch() -> Generator[None]:
 
 @contextmanager
 def _backward_unasked(engine: Engine) -> Generator[None]:
-    """DTensor redistributes in a backward by itself; only forwards are asked not to."""
+    """Let DTensor redistribute in a backward by itself; only forwards must be explicit."""
     if engine.name != DTENSOR:
         yield
         return
@@ -247,7 +247,7 @@ def _backward_unasked(engine: Engine) -> Generator[None]:
 
 
 def _scope(engine: Engine, mesh: Mesh, program: Program) -> dict[str, Any]:
-    """The globals of a program, in the words of a peer."""
+    """Return the globals of a program, in the words of a peer."""
     if isinstance(engine, SameWords):
         return program.__globals__
     mine, assert_type = _declarations(engine, mesh)
@@ -263,7 +263,7 @@ def _scope(engine: Engine, mesh: Mesh, program: Program) -> dict[str, Any]:
 
 
 def _axis_rank(axis: str) -> int:
-    """A rank is a plain number to the peers."""
+    """Return this rank on an axis as a plain number, which is all that peers know."""
     return device_mesh().get_local_rank(axis)
 
 
@@ -301,7 +301,7 @@ def _is_beside(value: Any, program: Program) -> bool:
 
 
 def _words_of_ours(program: Program) -> set[str]:
-    """Names of our packages that a program uses, itself or through its file's helpers."""
+    """Return the names of our packages that a program, or a helper beside it, uses."""
     found: set[str] = set()
     for name in program.__code__.co_names:
         value = program.__globals__.get(name)

@@ -1,4 +1,4 @@
-"""Words of the programs for peers, beside those of every program."""
+"""The words that only programs for peers use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from spmd_moe.bugs.record import mine
 
 
 def loaded(pieces: Sequence[Tensor]) -> Tensor:
-    """This rank's piece, as a data loader gives it: a plain tensor without a type."""
+    """Return this rank's piece as a data loader does: a plain tensor without a type."""
     with unchecked():
         return pieces[dist.get_rank()].detach().clone()
 
@@ -23,12 +23,12 @@ placed: Callable[..., Any] = mine
 
 
 def from_local(local: Tensor, *placements: Placement) -> Any:
-    """What this rank holds of a DTensor: a claim that nobody checks."""
+    """Make a DTensor of what this rank holds: a claim that nobody checks."""
     return DTensor.from_local(local, device_mesh(), placements, run_check=False)
 
 
 def locally(body: Callable[[], Tensor], outs: TypesLike) -> Tensor:
-    """A region without global types: the `local_map` of spmd_types in its global mode.
+    """Run a region without global types: `local_map` of spmd_types in its global mode.
 
     `outs` is the type of the result, which nothing but the region says; elsewhere there is
     no difference between a region and the program around it.

@@ -44,7 +44,7 @@ UNWRITTEN_IN: dict[tuple[str, str], str] = {
 def written_for(
     peer: str, bug_id: str
 ) -> tuple[Callable[..., Any] | None, Callable[..., Any]] | None:
-    """The wrong and the right program that this package has for a peer, if any."""
+    """Return the wrong and the right program for a peer, if this package has them."""
     programs = BY_ID.get(bug_id)
     for suffix in ("dtensor", "peers") if peer == "DTensor" else ("peers",):
         right = getattr(programs, f"right_for_{suffix}", None)
@@ -54,5 +54,5 @@ def written_for(
 
 
 def unwritten(peer: str, bug_id: str) -> str | None:
-    """Why a bug cannot be said to a peer, where no program could."""
+    """Say why no program can put a bug to a peer; None if one can."""
     return UNWRITTEN.get(bug_id) or UNWRITTEN_IN.get((bug_id, peer))

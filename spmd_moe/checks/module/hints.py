@@ -33,7 +33,7 @@ def line_of_forward(cls: type[nn.Module]) -> Line:
 
 
 def calls_forward(cls: type[nn.Module], names: Sequence[str]) -> Callable[..., Any]:
-    """A function that calls a module with such weights and arguments.
+    """Make a function that calls a module with such weights and arguments.
 
     Errors name the line and the variables of whoever calls a typed function. Here that is
     nobody's code, so the call stands in the line where the user's `forward` begins, and
@@ -56,7 +56,7 @@ def calls_forward(cls: type[nn.Module], names: Sequence[str]) -> Callable[..., A
 
 
 def read_arguments(name: str, module: nn.Module) -> list[Argument]:
-    """The tensor arguments; BadInput says what is missing."""
+    """Return the tensor arguments; BadInput says what is missing."""
     with blamed(name, plain_forward(type(module))):
         try:
             found = arguments_of(module)
@@ -74,7 +74,7 @@ def read_arguments(name: str, module: nn.Module) -> list[Argument]:
 
 
 def axes_of_result(name: str, module: nn.Module) -> set[str]:
-    """The axes on which every tensor of the result is annotated."""
+    """Return the axes on which every tensor of the result is annotated."""
     cls = type(module)
     if not _is_typed(cls.forward):
         raise BadInput(
@@ -101,7 +101,7 @@ def axes_of_result(name: str, module: nn.Module) -> set[str]:
 
 
 def check_result(name: str, module: nn.Module, axes: Mapping[str, int]) -> None:
-    """BadInput for an axis of which the annotation of a result says nothing."""
+    """Raise BadInput for an axis of which the annotation of a result says nothing."""
     said = axes_of_result(name, module)
     for axis, size in axes.items():
         if size > 1 and axis not in said:
@@ -131,7 +131,7 @@ def _is_typed(fn: Any) -> bool:
 
 
 def _leaves(hint: Any) -> Iterator[tuple[Any, list[On]]]:
-    """The parts of a hint that is no tuple, list, dict or union, with what marks them."""
+    """Yield the parts of a tuple, list, dict or union of hints, with their `On` marks."""
     if get_origin(hint) is Annotated:
         yield hint, [mark for mark in get_args(hint)[1:] if isinstance(mark, On)]
     elif hasattr(hint, "_fields") and _is_typed(hint.__new__):  # a named tuple

@@ -59,7 +59,7 @@ class OwnModule:
         return {**self.inputs, **own}
 
     def call(self, **values: Tensor) -> list[Tensor]:
-        """The tensors that the module returns on this rank's parts of `placed`."""
+        """Return the tensors that the module makes of this rank's parts of `placed`."""
         weights = {name: values.pop(_alias(name)) for name in self.parameters}
         module = _build(self.name, self.cls)
         result = calls_forward(self.cls, list(values))(module, weights, **values)
@@ -79,7 +79,7 @@ class OwnModule:
         return call
 
     def _tensors(self, where: str, result: Any) -> list[Tensor]:
-        """Those in tuples, lists and dicts, in order; numbers and None are passed over."""
+        """Return the tensors in tuples, lists and dicts, in order, without other values."""
         if isinstance(result, Tensor):
             return [result]
         if result is None or isinstance(result, bool | int | float | str):
@@ -96,7 +96,7 @@ class OwnModule:
 
 
 def own_module(name: str, mesh: Mapping[str, int] | None) -> OwnModule:
-    """The class of that name, with values to feed it; BadInput says what is missing."""
+    """Find the class of that name and draw its inputs; BadInput says what is missing."""
     cls = find_class(name)
     with blamed(name, cls):
         # Annotations may read attributes, so there is a module before there are axes.
@@ -210,7 +210,7 @@ def _placed(
     axes: Mapping[str, int],
     dtype: torch.dtype,
 ) -> Placed:
-    """A global value whose parts have the shape `local`."""
+    """Draw a global value whose parts have the shape `local`."""
     shape = list(local)
     for axis, t in types.items():
         if t.letter == "V":

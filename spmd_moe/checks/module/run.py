@@ -60,7 +60,7 @@ class Outcome:
 
 
 def checks_of(own: OwnModule) -> list[str]:
-    """The names of the checks that can be made of a module, in order."""
+    """Return the names of the checks that can be made of a module, in order."""
     return ["types", *(n for n in CHECKS if n != "reference" or own.reference is not None)]
 
 

@@ -45,7 +45,7 @@ def blamed(name: str, about: Any, *passing: type[Exception]) -> Generator[None]:
 
 
 def find_class(name: str) -> type[nn.Module]:
-    """`package.module.Class` or `package.module.Outer.Inner`."""
+    """Find `package.module.Class` or `package.module.Outer.Inner`."""
     *path, leaf = name.replace(":", ".").split(".")
     if not path or not all([*path, leaf]):
         raise BadInput(f"--module {name}: write it as package.Class")
@@ -63,7 +63,7 @@ def find_class(name: str) -> type[nn.Module]:
 
 
 def _import(name: str, path: list[str]) -> Any:
-    """The longest part of the path that is a module: what follows may be classes."""
+    """Import the longest part of the path that is a module; classes may follow it."""
     for end in range(len(path), 0, -1):
         module = ".".join(path[:end])
         try:
@@ -84,7 +84,7 @@ def _message(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> Line | None:
-    """The innermost line outside the standard library, torch and these packages."""
+    """Return the innermost line outside the standard library, torch and these packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     walked = [
