@@ -3,8 +3,8 @@
 The table in `layouts.py` says what each tensor is at each stage, and so what must move:
 `_move` takes a tensor over tp from its type at one stage to its type at the next. The
 comment at each move of `MoE.forward` says what runs in which configuration; where it names
-none, the tensor stays as it is. `tests/test_spmd_moe/test_moves.py` holds the comments to
-the table.
+none, the tensor stays as it is. A test, `test_layer_moves.py`, holds the comments to the
+table.
 """
 
 import math
