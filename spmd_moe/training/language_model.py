@@ -41,8 +41,9 @@ from placements import (
 )
 from spmd_moe.config import Parallel
 from spmd_moe.layer import MoE
+from spmd_moe.layouts import Types
 from spmd_moe.meshes import dense_mesh
-from spmd_moe.parameters import Initialised, Spec, Types, fill_
+from spmd_moe.parameters import Initialised, Spec, fill_
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.text import VOCABULARY
 

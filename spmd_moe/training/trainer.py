@@ -18,7 +18,7 @@ from placements import (
 from placements.parameters.held import trained_parameters
 from spmd_moe.balance import update_expert_bias
 from spmd_moe.config import Parallel
-from spmd_moe.parameters import Types
+from spmd_moe.layouts import Types
 from spmd_moe.training.language_model import LanguageModel
 from spmd_moe.training.recipe import DTYPES, Recipe
 from spmd_moe.training.text import batch_of

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from placements import AxisType, R, Shard, declarations, set_current_mesh, unchecked
+from placements import R, Shard, declarations, set_current_mesh, unchecked
 from placements.annotations.on import Variable
 from placements.runtime.state import suspended
 from placements.testing.draw.arguments import Argument
@@ -34,11 +34,11 @@ from spmd_moe.checks.module.hints import (
 )
 from spmd_moe.checks.module.user_code import blamed, find_class
 from spmd_moe.checks.scale import MAX_RANKS
+from spmd_moe.layouts import Types
 
 OTHER_DIMS = 3
 INTEGERS = 2  # integers are drawn below it: they may be indices of what is small
 
-Types = dict[str, AxisType]
 Placed = tuple[Tensor, Types]
 
 
