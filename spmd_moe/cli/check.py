@@ -33,7 +33,7 @@ from spmd_moe.cli.check_report import (
 )
 from spmd_moe.cli.degrees import parse_degrees, parse_parallel
 from spmd_moe.cli.tables import say
-from spmd_moe.cli.terminal import progress, told
+from spmd_moe.cli.terminal import failure_of, progress
 from spmd_moe.config import MoEConfig, Parallel, check_together
 
 __all__ = ["add_arguments", "run"]
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except Exception as error:
         if args.debug:
             raise
-        text, code = told(error)
+        text, code = failure_of(error)
         model = asdict(config)
         if not args.json:
             print(text, file=sys.stderr)

@@ -14,7 +14,7 @@ from spmd_moe.cli import check_json
 from spmd_moe.cli.check_report import CROSSINGS_LEGEND, show_crossings
 from spmd_moe.cli.degrees import parse_mesh
 from spmd_moe.cli.tables import say
-from spmd_moe.cli.terminal import progress, told
+from spmd_moe.cli.terminal import failure_of, progress
 
 # What it means that a check passed.
 PASSED = {
@@ -36,7 +36,7 @@ def run_module(args: argparse.Namespace, console: Console) -> int:
     except FAILURES as error:
         if args.debug:
             raise
-        failure, code = told(error, AssertionError, RankFailure)
+        failure, code = failure_of(error, AssertionError, RankFailure)
         if isinstance(error, AssertionError):  # of a comparison, which has no line
             line = shown_line(line_of_forward(own.cls))
             failure += f"\n  in {own.cls.__name__}.forward ({line})"

@@ -14,7 +14,7 @@ from spmd_moe.checks.meshes import Candidate
 from spmd_moe.checks.simulate import OUTPUT, TOLERANCE, Simulated
 from spmd_moe.checks.trace import Trace
 from spmd_moe.cli.degrees import print_parallel
-from spmd_moe.cli.tables import Row, print_numbers, print_texts, say, size, width_of
+from spmd_moe.cli.tables import Cells, print_numbers, print_texts, say, size, width_of
 from spmd_moe.layouts import CONFIGURATIONS, configuration
 
 PHASES = ("", "backward", "of gradients")
@@ -81,7 +81,7 @@ def _title(found: Trace) -> str:
 def _show_bytes(console: Console, traces: Sequence[Trace]) -> None:
     """Print bytes by collective and configuration."""
     columns = [_grouped(one) for one in traces]
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for key in sorted({key for column in columns for key in column}):
         phase, axis, kind = key
         cells = [_bytes_cell(column.get(key, [])) for column in columns]
@@ -108,7 +108,7 @@ def _bytes_cell(sizes: Sequence[int]) -> str:
 
 def _show_differences(console: Console, runs: Sequence[Simulated]) -> None:
     names = list(runs[0].differences)
-    rows: list[Row] = [
+    rows: list[Cells] = [
         [
             name if name == OUTPUT else f"gradient of {name}",
             *(_difference_cell(run.differences[name]) for run in runs),
@@ -168,8 +168,8 @@ def show_crossings(console: Console, title: str, crossings: Iterable[Crossing]) 
     Where five columns do not fit, collectives have lines of their own.
     """
     say(console, title, "bold")
-    rows: list[Row] = []
-    folded: list[Row] = []
+    rows: list[Cells] = []
+    folded: list[Cells] = []
     for row in _worth_showing(crossings):
         shapes = row.name, shape_text(row.global_shape), shape_text(row.local_shape)
         types = " ".join(f"{axis}:{_cell(row, axis)}" for axis in row.type)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Row = Sequence[str]
+Cells = Sequence[str]
 
 
 def size(nbytes: float) -> str:
@@ -27,8 +27,8 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 def print_numbers(
     console: Console,
-    heads: Row,
-    rows: Sequence[Row],
+    heads: Cells,
+    rows: Sequence[Cells],
     *,
     keys: int = 1,
     text: int = 1,
@@ -52,7 +52,7 @@ def print_numbers(
         console.print(table, crop=False)
 
 
-def print_texts(console: Console, heads: Row, rows: Sequence[Row]) -> None:
+def print_texts(console: Console, heads: Cells, rows: Sequence[Cells]) -> None:
     """Print columns of text: only the first gives way, over several lines."""
     first, *others = widths_of(heads, rows)
     least = len(heads[0])
@@ -66,14 +66,14 @@ def print_texts(console: Console, heads: Row, rows: Sequence[Row]) -> None:
     console.print(table, crop=False)
 
 
-def widths_of(heads: Row, rows: Sequence[Row]) -> list[int]:
+def widths_of(heads: Cells, rows: Sequence[Cells]) -> list[int]:
     return [
         max(len(line) for cell in cells for line in cell.split("\n"))
         for cells in zip(heads, *rows, strict=True)
     ]
 
 
-def width_of(heads: Row, rows: Sequence[Row]) -> int:
+def width_of(heads: Cells, rows: Sequence[Cells]) -> int:
     """Return the width of the table: a space around it, two between columns."""
     return sum(widths_of(heads, rows)) + 2 * len(heads) + 1
 

@@ -40,7 +40,7 @@ def progress(items: Iterable[T], what: str, total: int) -> Generator[Iterator[T]
         yield shown()
 
 
-def told(error: Exception, *promised: type[Exception]) -> tuple[str, int]:
+def failure_of(error: Exception, *promised: type[Exception]) -> tuple[str, int]:
     """Return what to print of an error that ends a check, and the exit code.
 
     A verdict is a PlacementError, ranks that fell out of step, or what is `promised`.

@@ -15,7 +15,7 @@ from spmd_moe.cli.degrees import SYNTAX
 from spmd_moe.cli.train_options import make_job, option_of
 from spmd_moe.training.errors import RunError, Unusable
 from spmd_moe.training.job import Job
-from spmd_moe.training.launch import launch, told
+from spmd_moe.training.launch import launch, message_of
 from spmd_moe.training.manifest import checkpoints_in, step_of
 from spmd_moe.training.recipe import DTYPES, FIELDS, Recipe
 from spmd_moe.training.world import ALONE, World, given_world
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise
         of_rank = None if isinstance(error, RunError) else world
         rank = "" if of_rank is None else f"rank {of_rank.rank}: "
-        print(f"spmd-moe train: {rank}{told(error)}{_hint(args)}", file=sys.stderr)
+        print(f"spmd-moe train: {rank}{message_of(error)}{_hint(args)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if args.debug:

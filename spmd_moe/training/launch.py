@@ -125,7 +125,7 @@ def first_cause(error: ChildFailedError) -> RunError:
     return RankFailed(f"rank {rank} (pid {first.pid}) failed, {others}: {message}")
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return what an error says; of a lost connection only what concerns the reader."""
     if isinstance(error, RunError):
         return str(error)
@@ -140,7 +140,7 @@ def report(error: Exception) -> None:
     """
     path = os.environ["TORCHELASTIC_ERROR_FILE"]
     said = {
-        "message": told(error),
+        "message": message_of(error),
         "kind": type(error).__name__,
         "extraInfo": {"timestamp": str(int(time.time()))},
     }

@@ -52,8 +52,8 @@ SHARED = {
     "device_mesh", "axis_rank", "assert_type",
 }  # fmt: skip
 
-Program = Callable[..., Any]
-Results = dict[str, Tensor]
+Function = Callable[..., Any]
+Held = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Run:
     `crashed`: the error is none of those by which the checker refuses.
     """
 
-    results: list[Results | None]
+    results: list[Held | None]
     error: BaseException | None = None
     in_step: bool = True
     crashed: bool = False
@@ -114,7 +114,7 @@ class SameWords(Ours):
         return set_current_mesh(device_mesh())
 
 
-def programs_of(engine_name: str, bug: Bug) -> tuple[Program | None, Program]:
+def programs_of(engine_name: str, bug: Bug) -> tuple[Function | None, Function]:
     """Return the wrong and the right program of a bug, as a peer is asked."""
     found = written_for(engine_name, bug.id)
     if found is not None:
@@ -149,7 +149,7 @@ def opinion_of(engine: Engine, bug: Bug) -> Opinion:
 
 
 def _opinion_of_wrong(
-    engine: Engine, bug: Bug, wrong: Program, meant: list[Results | None], right: _Run
+    engine: Engine, bug: Bug, wrong: Function, meant: list[Held | None], right: _Run
 ) -> Opinion:
     tried = _run(engine, bug, wrong, checked=True)
     if tried.error is None:
@@ -169,12 +169,12 @@ def _opinion_of_wrong(
     return Opinion(REFUSED, tried.why)
 
 
-def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
+def _run(engine: Engine, bug: Bug, program: Function, *, checked: bool) -> _Run:
     """Run a program on all ranks under a peer, or with the peer's words alone."""
     mesh = Mesh(bug.mesh)
     block = engine.checking if checked else engine.running
 
-    def on_rank() -> Results | None:
+    def on_rank() -> Held | None:
         scope = _scope(engine, mesh, program)
         with on_mesh(device_mesh()), block(mesh):
             found = FunctionType(program.__code__, scope)()
@@ -191,7 +191,7 @@ def _run(engine: Engine, bug: Bug, program: Program, *, checked: bool) -> _Run:
             return _Run([], error, in_step, in_step and not engine.refuses(error))
 
 
-def _as_held(found: Mapping[str, Any]) -> Results:
+def _as_held(found: Mapping[str, Any]) -> Held:
     """Return what this rank holds; of a DTensor, the global value of its placements."""
     held = {name: x for name, x in found.items() if x is not None}
     return {
@@ -200,7 +200,7 @@ def _as_held(found: Mapping[str, Any]) -> Results:
     }
 
 
-def _different(found: list[Results | None], meant: list[Results | None]) -> str | None:
+def _different(found: list[Held | None], meant: list[Held | None]) -> str | None:
     """Return the first result that differs from the right program's on some rank."""
     for rank, (one, other) in enumerate(zip(found, meant, strict=True)):
         assert one is not None and other is not None, "a program that is accepted returns"
@@ -246,7 +246,7 @@ def _backward_unasked(engine: Engine) -> Generator[None]:
         tensor.backward = plain
 
 
-def _scope(engine: Engine, mesh: Mesh, program: Program) -> dict[str, Any]:
+def _scope(engine: Engine, mesh: Mesh, program: Function) -> dict[str, Any]:
     """Return the globals of a program, in the words of a peer."""
     if isinstance(engine, SameWords):
         return program.__globals__
@@ -267,7 +267,7 @@ def _axis_rank(axis: str) -> int:
     return device_mesh().get_local_rank(axis)
 
 
-def _declarations(engine: Engine, mesh: Mesh) -> tuple[Program, Program]:
+def _declarations(engine: Engine, mesh: Mesh) -> tuple[Function, Function]:
     """Make `mine` and `assert_type` for a peer; types come in the peer's words."""
     ours = {id(word): letter for letter, word in engine.names.items() if letter in "RIVP"}
 
@@ -291,7 +291,7 @@ def _declarations(engine: Engine, mesh: Mesh) -> tuple[Program, Program]:
     return mine, assert_type
 
 
-def _is_beside(value: Any, program: Program) -> bool:
+def _is_beside(value: Any, program: Function) -> bool:
     """Whether a value is a plain function of the program's own file."""
     return (
         isinstance(value, FunctionType)
@@ -300,7 +300,7 @@ def _is_beside(value: Any, program: Program) -> bool:
     )
 
 
-def _words_of_ours(program: Program) -> set[str]:
+def _words_of_ours(program: Function) -> set[str]:
     """Return the names of our packages that a program, or a helper beside it, uses."""
     found: set[str] = set()
     for name in program.__code__.co_names:
