@@ -68,7 +68,7 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/python -m placements rules --markdown > docs/rules.md
 	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
-	$(BIN)/python -c 'from spmd_moe import layouts; print(layouts.markdown(), end="")' > docs/layouts.md
+	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 
 bench: $(READY)

@@ -16,6 +16,8 @@ interop        other checkers as second opinions
 """
 
 from placements._torch import UnsupportedTorchError as UnsupportedTorchError
+from placements._torch import WatchesItsState as WatchesItsState
+from placements._torch import in_backward as in_backward
 from placements.annotations.declarations import assert_type as assert_type
 from placements.annotations.declarations import declare as declare
 from placements.annotations.declarations import type_of as type_of
@@ -40,6 +42,7 @@ from placements.collectives.averages import global_mean as global_mean
 from placements.collectives.precision import BackwardOptions as BackwardOptions
 from placements.collectives.precision import set_gradient_dtype as set_gradient_dtype
 from placements.collectives.presentations import reinterpret_mesh as reinterpret_mesh
+from placements.collectives.rows import row_numbers as row_numbers
 from placements.collectives.rows import to_global as to_global
 from placements.collectives.rows import to_local as to_local
 from placements.parameters.checkpoint import global_state_dict as global_state_dict
@@ -55,6 +58,10 @@ from placements.runtime.ledger import ledger as ledger
 from placements.runtime.mesh import current_mesh as current_mesh
 from placements.runtime.mesh import set_current_mesh as set_current_mesh
 from placements.runtime.state import shared_generator as shared_generator
+from placements.runtime.state import unchecked as unchecked
+from placements.runtime.tags import declarations as declarations
+from placements.runtime.tags import forget_factory as forget_factory
+from placements.types.axis import AxisType as AxisType
 from placements.types.axis import I as I
 from placements.types.axis import Invariant as Invariant
 from placements.types.axis import P as P
@@ -63,9 +70,12 @@ from placements.types.axis import R as R
 from placements.types.axis import Replicate as Replicate
 from placements.types.axis import S as S
 from placements.types.axis import Shard as Shard
+from placements.types.axis import TypesLike as TypesLike
 from placements.types.axis import V as V
 from placements.types.axis import Varying as Varying
+from placements.types.axis import dual as dual
 from placements.types.extents import Even as Even
+from placements.types.extents import Extent as Extent
 from placements.types.extents import Folded as Folded
 from placements.types.extents import Padded as Padded
 from placements.types.extents import Ragged as Ragged
@@ -74,6 +84,9 @@ from placements.types.index import Index as Index
 from placements.types.meaning import join as join
 from placements.types.meaning import split as split
 from placements.types.mesh import Mesh as Mesh
+from placements.types.mesh import MeshLike as MeshLike
+from placements.types.mesh import as_mesh as as_mesh
 from placements.types.mesh import optional_axes as optional_axes
+from placements.types.text import parse_axis_type as parse_axis_type
 from placements.verification.mode import verify as verify
 from placements.version import __version__ as __version__

@@ -2,16 +2,7 @@
 
     route -> dispatch -> experts -> combine        (+ shared experts, added at the end)
 
-dims        the legend of dimension letters        layouts     the types, as one table
-config      MoEConfig, Parallel                    meshes      dense and sparse
-route       scores, choice, gates                  balance     counts, expert bias
-permute     orders and their inverses              own_rows    pieces seen as own rows
-dispatch    rows to experts and back; here, or by dispatch_all_to_all
-grouped_mm  rows times their group's matrix        experts, shared, combine, layer
-initialise  weights that do not depend on the mesh reference   the one-device oracle
-
-cli/        the command `spmd-moe`                 training/   what `spmd-moe train` trains
-bugs/       published bugs as programs, and what refuses them
+`README.md` beside this file says in which order to read the files.
 """
 
 from placements import __version__ as __version__
@@ -23,7 +14,7 @@ from spmd_moe.config import Parallel as Parallel
 from spmd_moe.dispatch import LocalDispatcher as LocalDispatcher
 from spmd_moe.dispatch_all_to_all import AllToAllDispatcher as AllToAllDispatcher
 from spmd_moe.experts import GroupedExperts as GroupedExperts
+from spmd_moe.experts import SharedExperts as SharedExperts
 from spmd_moe.layer import MoE as MoE
 from spmd_moe.reference import reference_moe as reference_moe
 from spmd_moe.route import Router as Router
-from spmd_moe.shared import SharedExperts as SharedExperts

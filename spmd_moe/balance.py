@@ -16,13 +16,12 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from placements import Mesh, On, Partial, Replicate, all_reduce, typed
-from placements._torch import in_backward
+from placements import Mesh, On, Partial, Replicate, all_reduce, in_backward, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import BiasE, CountsE
-from spmd_moe.initialise import Initialised, fill_
 from spmd_moe.layouts import Layout
 from spmd_moe.meshes import current_mesh_of, has_axis
+from spmd_moe.parameters import Initialised, fill_
 
 # Dtypes that each may take; what would give it another moves it and does not cast it.
 _BIAS = (torch.float32, torch.float64)
@@ -31,7 +30,7 @@ _COUNTS = (torch.int64,)
 
 @typed
 class LoadBalance(Initialised):
-    """The expert bias, and the counts since it last moved."""
+    """The expert bias, and the counts of tokens since the bias last moved."""
 
     expert_bias_E: Annotated[BiasE, On("{self.layout.expert_bias_E}")]
     counts_E: Annotated[CountsE, On("{self.layout.counts_E}")]
@@ -62,23 +61,23 @@ class LoadBalance(Initialised):
         fill_(self.counts_E, 0)
 
     def converted(self, x: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
-        """`.bfloat16()` and its like move the state and do not make it narrower."""
+        """Move the state with the module; `.bfloat16()` and its like do not narrow it."""
         made = convert(x)
         allowed = _BIAS if x.is_floating_point() else _COUNTS
         return made if made.dtype in allowed else x.to(made.device)
 
     def before_loading(self, state: dict[str, Any], prefix: str) -> None:
-        """A bias that is assigned is widened."""
+        """Widen a bias that is about to be assigned."""
         super().before_loading(state, prefix)
         bias_E = state.get(f"{prefix}expert_bias_E")
         if isinstance(bias_E, Tensor) and bias_E.dtype not in _BIAS:
             state[f"{prefix}expert_bias_E"] = bias_E.to(_BIAS[0])
 
     def after_loading(self, state: dict[str, Any], prefix: str) -> None:
-        """The counts start again after every load, whatever was in it.
+        """Start the counts again after every load, whatever was loaded.
 
-        They are not saved: after `to_empty`, or on the meta device still when the bias was
-        assigned, they would hold anything or nothing.
+        The counts are not saved. After `to_empty` they would hold anything, and if the bias
+        was assigned while they were on the meta device, nothing.
         """
         super().after_loading(state, prefix)
         self._follow_the_bias()
@@ -97,12 +96,12 @@ class LoadBalance(Initialised):
 
     @typed
     def bias_for(self, scores_TE: Tensor) -> BiasE:
-        """The bias, in the dtype of the scores."""
+        """Return the bias in the dtype of the scores."""
         return self.expert_bias_E.to(scores_TE.dtype)
 
     @typed
     def record(self, counts_E: Annotated[CountsE, On("{self.layout.counts_E}")]) -> None:
-        """Add up the counts of a training forward; a recomputation in backward is none."""
+        """Add the counts of a training forward, but not of a recomputation in backward."""
         if self.training and not in_backward():
             self._follow_the_bias()
             self.counts_E.add_(counts_E)
@@ -130,9 +129,9 @@ class LoadBalance(Initialised):
         self.counts_E.zero_()
 
     def step(self, counts_E: Tensor) -> Tensor:
-        """Up for experts below the mean, down above; the steps sum to zero.
+        """Return the steps: up for experts below the mean, down above; they sum to zero.
 
-        Which side of the mean is found in whole numbers, which no count is too large for.
+        The side of the mean is computed in whole numbers, which no count is too large for.
         """
         assert self.coeff is not None
         side_E = (counts_E.sum() - counts_E * counts_E.shape[0]).sign()

@@ -10,12 +10,19 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from placements import On, Partial, assert_type, to_global, type_of, typed
-from placements.collectives.rows import row_numbers
-from placements.types.extents import Extent
+from placements import (
+    Extent,
+    On,
+    Partial,
+    assert_type,
+    row_numbers,
+    to_global,
+    type_of,
+    typed,
+)
 from spmd_moe.dims import ND, TD, TK
+from spmd_moe.dispatch import own_rows, pieces_like
 from spmd_moe.layouts import Layout
-from spmd_moe.own_rows import own_rows, pieces_like
 from spmd_moe.precision import wide_dtype, without_autocast
 
 

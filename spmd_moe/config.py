@@ -129,21 +129,21 @@ class Parallel:
 
     @property
     def expert_tp(self) -> int:
-        """Over how many ranks one expert is cut."""
+        """The number of ranks over which one expert is cut."""
         return self.tp if self.ep == 1 else self.etp
 
     def dense_mesh(self) -> dict[str, int]:
-        """The axes of activations, outermost first."""
+        """Return the axes of activations and their sizes, outermost first."""
         return {"dp": self.dp, "cp": self.cp, "tp": self.tp}
 
     def sparse_mesh(self) -> dict[str, int]:
-        """The axes of experts, outermost first."""
+        """Return the axes of experts and their sizes, outermost first."""
         edp = self.num_ranks // (self.ep * self.expert_tp)
         return {"edp": edp, "ep": self.ep, "etp": self.expert_tp}
 
 
 def check_together(config: MoEConfig, parallel: Parallel) -> None:
-    """Whether this layer can be cut over these ranks; ValueError if not."""
+    """Raise ValueError unless this layer can be cut over these ranks."""
     _require(
         config.num_experts % parallel.ep == 0, "num_experts", config.num_experts,
         f"be divisible by ep ({parallel.ep})",

@@ -1,8 +1,9 @@
-"""Bring every slot's copy of its token to its expert, and what comes back to the token.
+"""Bring a copy of each token to each of its experts, and the results back to the token.
 
 An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
 `dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
-(rows by expert -> rows by slot). This file has the one for experts that are here.
+(rows by expert -> rows by slot). This file has the one for experts that are here, and
+`own_rows`, which sees pieces of a global tensor as this rank's own rows.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +13,18 @@ from typing import Annotated
 
 from torch import Tensor
 
-from placements import On, typed
-from placements.collectives.rows import row_numbers
+from placements import (
+    AxisType,
+    On,
+    Shard,
+    Varying,
+    reinterpret,
+    row_numbers,
+    type_of,
+    typed,
+)
 from spmd_moe.dims import MD, ND, TD, CountsE, CountsG, IndexN
 from spmd_moe.layouts import Layout
-from spmd_moe.own_rows import own_rows
 from spmd_moe.permute import count_own, inverse, sort_slots
 from spmd_moe.precision import wide_dtype
 from spmd_moe.route import Routing
@@ -50,7 +58,7 @@ class Dispatched:
 
 
 class AbstractDispatcher(ABC):
-    """Between tokens and experts."""
+    """What brings tokens to experts and back."""
 
     @abstractmethod
     def dispatch(self, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -58,11 +66,41 @@ class AbstractDispatcher(ABC):
 
     @abstractmethod
     def on_expert_mesh(self) -> AbstractContextManager[object]:
-        """The mesh of the rows that `dispatch` returns, made current."""
+        """Make the mesh of the rows that `dispatch` returns current."""
 
     @abstractmethod
     def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
         """Rows, expert by expert -> rows in the order of the slots."""
+
+
+def own_rows(x: Tensor) -> Tensor:
+    """Shard -> Varying on every axis, from the outermost cut; other types stay.
+
+    Code that sorts rows by data, or sends them to other ranks, works on rows of its own.
+    To forget that rows are pieces of a global tensor is always sound. With checking off
+    this does nothing.
+    """
+    for axis, t in _types(x):
+        if isinstance(t, Shard):
+            x = reinterpret(x, axis, src=t, dst=Varying())
+    return x
+
+
+def pieces_like(x: Tensor, example: Tensor) -> Tensor:
+    """Varying -> Shard on every axis on which `example` is cut, from the innermost.
+
+    This is a claim: `combine` makes it of rows that it put back in their tokens' order.
+    With checking off this does nothing.
+    """
+    for axis, t in reversed(_types(example)):
+        if isinstance(t, Shard):
+            x = reinterpret(x, axis, src=Varying(), dst=t)
+    return x
+
+
+def _types(x: Tensor) -> list[tuple[str, AxisType]]:
+    known = type_of(x)
+    return [] if known is None else list(known.items())
 
 
 @typed
@@ -96,7 +134,7 @@ def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Sl
 
 @dataclass(frozen=True)
 class LocalDispatcher(AbstractDispatcher):
-    """All experts are here, or a part of every one: rows only change order."""
+    """The dispatcher where all experts are here, or a part of each: rows change order."""
 
     layout: Layout
     score_before_experts: bool = False

@@ -46,7 +46,7 @@ class ExchangePlan(Plan):
 
 @dataclass(frozen=True)
 class AllToAllDispatcher(AbstractDispatcher):
-    """Experts are cut over the axis ep of `mesh`, the sparse mesh."""
+    """The dispatcher where experts are cut over the axis ep of `mesh`, the sparse mesh."""
 
     layout: Layout
     mesh: Mesh

@@ -1,16 +1,20 @@
-"""GroupedExperts: every row through the SwiGLU of its expert. Knows nothing of tokens."""
+"""The experts: every row goes through the SwiGLU of its expert, or of the shared ones.
+
+`GroupedExperts` are the routed experts. They see rows and know nothing of tokens.
+`SharedExperts` are the dense feed-forward that every token takes beside them.
+"""
 
 from typing import Annotated
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from placements import Mesh, On, typed
 from spmd_moe.config import MoEConfig
-from spmd_moe.dims import GDF, GFD, MD, CountsG
+from spmd_moe.dims import DH, GDF, GFD, HD, MD, TD, CountsG
 from spmd_moe.grouped_mm import ends_of, grouped_mm
-from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
+from spmd_moe.parameters import Initialised, Spec
 
 
 @typed
@@ -55,3 +59,38 @@ class GroupedExperts(Initialised):
         gate_MF = silu(grouped_mm(rows_MD, self.w1_GFD.mT, ends_G))
         hidden_MF = gate_MF * grouped_mm(rows_MD, self.w3_GFD.mT, ends_G)
         return grouped_mm(hidden_MF, self.w2_GDF.mT, ends_G)
+
+
+@typed
+class SharedExperts(Initialised):
+    """w2 (silu(w1 x) * (w3 x)), hidden units cut over tp."""
+
+    w1_HD: Annotated[HD, On("{self.layout.shared_w13_HD}")]
+    w3_HD: Annotated[HD, On("{self.layout.shared_w13_HD}")]
+    w2_DH: Annotated[DH, On("{self.layout.shared_w2_DH}")]
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        layout: Layout,
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        device: "torch.device | str | None" = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        dim, hidden = config.dim, config.shared_hidden_dim
+        w13 = Spec((hidden, dim), layout.shared_w13_HD, mesh)
+        w2 = Spec((dim, hidden), layout.shared_w2_DH, mesh)
+        specs = {"w1_HD": w13, "w3_HD": w13, "w2_DH": w2}
+        self.declare_specs(specs, seed, device=device, dtype=dtype)
+        self.reset_own()
+
+    def forward(
+        self, x_TD: Annotated[TD, On("{self.layout.shared_input}")]
+    ) -> Annotated[TD, On("{self.layout.shared_output}")]:
+        """Replicate -> Partial on tp. Communicates nothing."""
+        hidden_TH = silu(linear(x_TD, self.w1_HD)) * linear(x_TD, self.w3_HD)
+        return linear(hidden_TH, self.w2_DH)

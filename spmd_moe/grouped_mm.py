@@ -1,4 +1,4 @@
-"""Each group's rows times its own matrix: one op, and the loop that defines it.
+"""Multiply each group's rows by its own matrix: one op, and the loop that defines it.
 
 `F.grouped_mm` where it can be used (it wants 16-byte strides and no float64), else the
 loop; both give the same numbers. The backward is the same op with the matrices
@@ -62,7 +62,7 @@ def _check_integers(what: str, x: Tensor) -> None:
 
 
 def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
-    """The definition. Half precision on a CPU is computed in float32, which is faster."""
+    """Define the op. On a CPU half precision is computed in float32, which is faster."""
     out_MN = rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
     for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
@@ -87,7 +87,7 @@ def _product(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 
 
 def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
-    """The gradient of the matrices: rows^T @ grads of each group."""
+    """Compute the gradient of the matrices: rows^T @ grads of each group."""
     with without_autocast(rows_MK):
         return _outer_product(rows_MK, grads_MN, ends_G)
 
@@ -106,7 +106,7 @@ def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
 
 
 def _spans(ends_G: Tensor, rows: int) -> list[tuple[int, int]]:
-    """First row and last row + 1 of each group; together they must be all rows."""
+    """Return first row and last row + 1 of each group; together they must be all rows."""
     ends = on_host(ends_G)
     spans = list(zip([0, *ends], ends, strict=False))
     for group, (start, end) in enumerate(spans):

@@ -1,8 +1,10 @@
 """MoE: route -> dispatch -> experts -> combine, plus the shared experts.
 
-What moves over tp, and when, is the table in `layouts.py`: `_move` takes a tensor from its
-type at one stage to its type at the next. Everything else stays where it is, but for the
-rows that the dispatcher sends over ep.
+The table in `layouts.py` says what each tensor is at each stage, and so what must move:
+`_move` takes a tensor over tp from its type at one stage to its type at the next. The
+comment at each move of `MoE.forward` says what runs in which configuration; where it names
+none, the tensor stays as it is. A test, `test_layer_moves.py`, holds the comments to the
+table.
 """
 
 import math
@@ -11,21 +13,30 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from placements import Folded, Mesh, On, Padded, Shard, current_mesh, redistribute, typed
-from placements.types.axis import AxisType
-from placements.types.extents import Extent
-from placements.types.mesh import MeshLike, as_mesh
+from placements import (
+    AxisType,
+    Extent,
+    Folded,
+    Mesh,
+    MeshLike,
+    On,
+    Padded,
+    Shard,
+    as_mesh,
+    current_mesh,
+    redistribute,
+    typed,
+)
 from spmd_moe.combine import combine
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
 from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
-from spmd_moe.experts import GroupedExperts
-from spmd_moe.initialise import Initialised
+from spmd_moe.experts import GroupedExperts, SharedExperts
 from spmd_moe.layouts import Types, configuration, layout
 from spmd_moe.meshes import ONE_DEVICE, dense_mesh, has_axis, make_sparse_mesh
+from spmd_moe.parameters import Initialised
 from spmd_moe.route import Router
-from spmd_moe.shared import SharedExperts
 
 
 @typed
@@ -95,24 +106,32 @@ class MoE(Initialised):
         """
         at, weigh = self.layout, not self.config.score_before_experts
         rows = self._token_rows(x, seq_len)
+        # all-gather in C3, C5; convert in C4, C5 no SP
         entered_TD = _move(x.flatten(0, -2), at.input, at.entered, rows)
+        # convert in C2
         x_TD = _move(entered_TD, at.entered, at.tokens, rows)
         routing = self.router(x_TD)
+        # all-to-all over ep in C1, C2, C5, C5 no SP
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():
             rows_MD = self.experts(sent.rows_MD, sent.counts_G)
+        # all-to-all over ep in C1, C2, C5, C5 no SP
         rows_ND = self.dispatcher.collect(rows_MD, sent.plan)
         y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
+        # convert in C2
         y_TD = _move(y_TD, at.combined, at.added, rows)
         if self.shared_experts is not None:
+            # all-gather in C1; convert in C2
             shared_TD = _move(entered_TD, at.entered, at.shared_input, rows)
             shared_TD = self.shared_experts(shared_TD)
+            # reduce-scatter in C1
             y_TD = y_TD + _move(shared_TD, at.shared_output, at.added, rows)
+        # all-reduce in C2, C4, C5 no SP; reduce-scatter in C3, C5
         y_TD = _move(y_TD, at.added, at.output, rows)
         return y_TD.view_as(x)
 
     def input_types(self, seq_len: int) -> Types:
-        """The types of `x` with all extents: `assert_type(x, moe.input_types(seq_len))`."""
+        """Return the types of `x`, with all extents, for `assert_type(x, ...)`."""
         over_cp, over_tp = self._sequence(seq_len)
         extents = {"cp": over_cp, "tp": over_tp}
         return {
@@ -121,13 +140,13 @@ class MoE(Initialised):
         }
 
     def _sequence(self, seq_len: int) -> tuple[Extent, Extent]:
-        """How the sequence is cut over cp, and this rank's piece of that over tp."""
+        """Say how the sequence is cut over cp, and this rank's piece of it over tp."""
         place = {"cp": 0, **dense_mesh(self.parallel).coordinate}
         over_cp = Padded(seq_len).over(self.parallel.cp)
         return over_cp, Padded(over_cp.local_size(place["cp"])).over(self.parallel.tp)
 
     def _token_rows(self, x: Tensor, seq_len: int) -> Extent:
-        """How the tokens of `x`, flattened, are cut over tp."""
+        """Say how the tokens of `x`, flattened, are cut over tp."""
         if x.dim() < 2:
             raise ValueError(
                 f"x of shape {tuple(x.shape)} must have the dims (T, D) or (..., L, D): "
@@ -150,7 +169,7 @@ class MoE(Initialised):
 def _move(
     x_TD: Annotated[TD, On("{src}")], src: Types, dst: Types, rows: Extent
 ) -> Annotated[OtherTD, On("{dst}")]:
-    """From one row of the table to another, by the one collective on tp that does it."""
+    """Take `x_TD` from one row of the table to another, by one collective or cast on tp."""
     if not has_axis(current_mesh() or ONE_DEVICE, "tp"):
         return x_TD
     return redistribute(x_TD, "tp", src=_cut(src, rows), dst=_cut(dst, rows))

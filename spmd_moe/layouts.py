@@ -1,7 +1,7 @@
 """Table: what every tensor of the layer is on every mesh axis, in every configuration.
 
-The code reads its types from here, the tests enumerate it, and `markdown()` is the page of
-the documentation. A cell is the type on one axis, `-` where the tensor's mesh has no such
+The code reads its types from here, the tests enumerate it, and `docs/layouts.md` is
+generated from it. A cell is the type on one axis, `-` where the tensor's mesh has no such
 axis. The gradient of a tensor has the dual type, so the table does not repeat it.
 
 In every configuration the gradients of parameters are Partial on the axes where the
@@ -11,11 +11,8 @@ exactly those axes, when the caller says `reduce_gradients(module, meshes=moe.me
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
 
-from placements import optional_axes
-from placements.types.axis import AxisType, dual
-from placements.types.text import parse_axis_type
+from placements import AxisType, optional_axes, parse_axis_type
 from spmd_moe.config import Parallel
 
 Types = dict[str, AxisType]
@@ -36,7 +33,7 @@ CONFIGURATIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor. `tp`, `ep` and `etp` have a cell for each configuration."""
+    """One tensor. `tp`, `ep` and `etp` have a cell for each configuration, or none."""
 
     tensor: str
     meaning: str
@@ -48,9 +45,15 @@ class Row:
     edp: str = ""
     has_gradient: bool = True
 
+    def __post_init__(self) -> None:
+        for axis in ("tp", "ep", "etp"):
+            cells = getattr(self, axis).split()
+            assert len(cells) in (0, len(CONFIGURATIONS)), (self.tensor, axis, cells)
+
 
 # fmt: off
 TABLE: tuple[Row, ...] = (
+    #                               C1    C2    C3    C4   C5    C5 no SP
     Row("input", "x as received: (B, L, D) or (T, D)",
         dp="S(0)", cp="S(-2)",  tp="S(-2) I     S(-2) I    S(-2) I"),
     Row("entered", "x_TD after the boundary in: all-gather in C3 and C5, convert in C4",
@@ -67,6 +70,7 @@ TABLE: tuple[Row, ...] = (
         dp="P",                 tp="P     P     R     R    R     R", has_gradient=False),
     Row("expert_bias_E", "changes which experts are chosen, not the gates",
         dp="R",                 tp="R     R     R     R    R     R", has_gradient=False),
+    #                               C1    C2    C3    C4   C5    C5 no SP
     Row("slots", "rows_ND, sorted by expert",
         dp="V",                 tp="V     V     R     R    R     R"),
     Row("rows", "rows_MD that the experts see, after the all-to-all over ep",
@@ -85,6 +89,7 @@ TABLE: tuple[Row, ...] = (
         dp="V",                 tp="-     -     P     P    -     -",
         edp="V",                ep="V     V     -     -    V     V",
                                etp="V     V     -     -    P     P"),
+    #                               C1    C2    C3    C4   C5    C5 no SP
     Row("collected", "rows_ND back at their tokens' ranks, after the second all-to-all",
         dp="V",                 tp="V     V     P     P    P     P"),
     Row("combined", "y_TD: gates times rows, summed over the choices",
@@ -134,7 +139,7 @@ class Layout:
 
 
 def configuration(parallel: Parallel) -> str:
-    """The name of the column that these degrees belong to."""
+    """Return the name of the column that these degrees belong to."""
     if parallel.ep == 1:
         return "C3" if parallel.sequence_parallel else "C4"
     if parallel.etp > 1:
@@ -144,14 +149,14 @@ def configuration(parallel: Parallel) -> str:
 
 @cache
 def layout(name: str) -> Layout:
-    """The column of that name."""
+    """Return the column of that name."""
     if name not in CONFIGURATIONS:
         raise ValueError(f"configuration {name!r} must be one of {list(CONFIGURATIONS)}")
     return Layout(name, **{row.tensor: _types(row, name) for row in TABLE})
 
 
 def _types(row: Row, name: str) -> Types:
-    """The mapping of one cell, axes in the order in which they cut a dim."""
+    """Return the types of one tensor, axes in the order in which they cut a dim."""
     column = list(CONFIGURATIONS).index(name)
     found = {axis: getattr(row, axis).split() for axis in ("tp", "ep", "etp")}
     cells = {axis: cell[column] for axis, cell in found.items() if cell}
@@ -162,40 +167,6 @@ def _types(row: Row, name: str) -> Types:
         else {"edp": row.edp, "ep": cells["ep"], "etp": cells["etp"]}
     )
     return {axis: parse_axis_type(text) for axis, text in every.items()}
-
-
-def _text(types: Types, has_gradient: bool) -> str:
-    return ", ".join(
-        f"{axis}: {t!r}" + (f" \\| {dual(t)!r}" if has_gradient else "")
-        for axis, t in types.items()
-        if axis not in ("dp", "cp", "edp")
-    )
-
-
-def markdown() -> str:
-    """The table as a Markdown page: type, then the type of the gradient."""
-    data = ("dp", "cp", "edp")
-    heads = [f"{name} ({what})" for name, what in CONFIGURATIONS.items()]
-    lines = [
-        "# Placements of the layer",
-        "",
-        "Generated from `spmd_moe/layouts.py` by `make docs`; do not edit by hand.",
-        "A cell is the type of a tensor on an axis, then the type of its gradient.",
-        "",
-        "| tensor | meaning | dp, cp, edp | " + " | ".join(heads) + " |",
-        "|" + "---|" * (3 + len(heads)),
-    ]
-    for row in TABLE:
-        common = {axis: getattr(row, axis) for axis in data if getattr(row, axis)}
-        if common.get("cp") is None and "dp" in common:
-            common = {"dp, cp": common.pop("dp"), **common}
-        said = ", ".join(f"{axes}: {t}" for axes, t in common.items())
-        cells: list[str] = [f"`{row.tensor}`", row.meaning, said]
-        for name in CONFIGURATIONS:
-            types: Any = getattr(layout(name), row.tensor)
-            cells.append(_text(types, row.has_gradient))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 assert [field.name for field in fields(Layout)][1:] == [row.tensor for row in TABLE]

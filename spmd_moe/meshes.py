@@ -4,21 +4,19 @@ from collections.abc import Mapping
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from placements import Mesh, current_mesh
-from placements._torch import unseen
-from placements.types.mesh import as_mesh
+from placements import Mesh, as_mesh, current_mesh, unchecked
 from spmd_moe.config import Parallel
 
 ONE_DEVICE = Mesh({})
 
 
 def dense_mesh(parallel: Parallel) -> Mesh:
-    """The current mesh, which must be the dense one; no mesh will do for one rank."""
+    """Return the current mesh, which must be the dense one; one rank needs no mesh."""
     return current_mesh_of(parallel.dense_mesh())
 
 
 def current_mesh_of(wanted: Mapping[str, int]) -> Mesh:
-    """The current mesh; ValueError unless it has the axes of `wanted` that are split."""
+    """Return the current mesh; ValueError unless it splits the axes that `wanted` does."""
     mesh = current_mesh() or ONE_DEVICE
     sizes = {axis: n for axis, n in mesh.sizes.items() if n > 1}
     if sizes != {axis: n for axis, n in wanted.items() if n > 1}:
@@ -39,7 +37,7 @@ def has_axis(mesh: Mesh, axis: str) -> bool:
 
 
 def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
-    """The axes (edp, ep, etp) over the ranks of `dense`, in the same order.
+    """Make the mesh (edp, ep, etp) over the ranks of `dense`, in the same order.
 
     Over a DeviceMesh this makes process groups, which all ranks must do together; layers
     can share the result.
@@ -47,7 +45,7 @@ def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
     sizes = parallel.sparse_mesh()
     if dense.device_mesh is not None:
         kind = dense.device_mesh.device_type
-        with unseen():  # inside typecheck() the mesh's own tensors have no type
+        with unchecked():  # inside typecheck() the mesh's own tensors have no type
             ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
             return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
     return Mesh(sizes, _coordinate(sizes, dense))

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from placements import typed
-from placements._torch import unseen
+from placements import typed, unchecked
 from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN, MapTE
 
 
@@ -51,7 +50,7 @@ def count_own(expert_ids_TK: IdsTK, num_experts: int) -> CountsE:
 
 
 def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
-    """ValueError unless every id is one of an expert.
+    """Raise ValueError unless every id is that of an expert.
 
     Looks where looking costs no wait, on a CPU. Elsewhere it is left to the kernels, which
     stop the program at an index out of range.
@@ -59,7 +58,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     has_values = expert_ids_TK.device.type == "cpu" and not _is_dispatched(expert_ids_TK)
     if not has_values or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
         return
-    with unseen():  # the result of this check is not used in the computation
+    with unchecked():  # the result of this check is not used in the computation
         least, most = (int(end) for end in expert_ids_TK.aminmax())
     if least < 0 or most >= num_experts:
         wrong = least if least < 0 else most
@@ -70,7 +69,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
 
 
 def _is_dispatched(x: Tensor) -> bool:
-    """Whether a subclass computes by itself: its values may be elsewhere, or not be."""
+    """Whether a subclass computes by itself: its values may be elsewhere, or nowhere."""
     return cast(Any, type(x)).__torch_dispatch__ is not cast(Any, Tensor).__torch_dispatch__
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast would give `x` for a matrix product; None if it is off.
+    """Return the dtype that autocast gives `x` in a matrix product; None if it is off.
 
     As torch has it, float64 and integers are left alone.
     """
@@ -27,14 +27,14 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Inside, products on the device of `x` are computed in the dtype of their operands."""
+    """Compute products on the device of `x` inside in the dtype of their operands."""
     if autocast_dtype(x) is None:
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def wide_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype that loses nothing of any of them, and float32 at least."""
+    """Return the dtype that loses nothing of any of `tensors`, and float32 at least."""
     wide = torch.float32
     for tensor in tensors:
         wide = torch.promote_types(wide, tensor.dtype)

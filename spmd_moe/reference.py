@@ -54,7 +54,7 @@ def _swiglu(x_D: Tensor, w1_FD: Tensor, w3_FD: Tensor, w2_DF: Tensor) -> Tensor:
 
 
 def _choose(scores_E: Tensor, config: MoEConfig) -> list[int]:
-    """The best experts of the best groups, by sorting in Python."""
+    """Choose the best experts of the best groups, by sorting in Python."""
     scores = [float(score) for score in scores_E.detach()]
     size = config.num_experts // (config.num_expert_groups or 1)
     groups = [range(s, s + size) for s in range(0, config.num_experts, size)]

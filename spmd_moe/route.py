@@ -17,8 +17,8 @@ from placements import Index, Mesh, On, assert_type, type_of, typed
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
-from spmd_moe.initialise import Initialised, Spec
 from spmd_moe.layouts import Layout
+from spmd_moe.parameters import Initialised, Spec
 from spmd_moe.permute import check_ids, routing_map
 from spmd_moe.precision import wide_dtype, without_autocast
 
@@ -82,7 +82,7 @@ class Router(Initialised):
 
     @typed
     def score(self, x_TD: TD) -> Annotated[ScoresTE, On("{self.layout.routing}")]:
-        """How well each expert suits each token: float32 at least, also under autocast."""
+        """Score each expert for each token: float32 at least, also under autocast."""
         wide = wide_dtype(x_TD, self.w_gate_ED)
         with without_autocast(x_TD):  # it would choose other experts
             logits_TE = linear(x_TD.to(wide), self.w_gate_ED.to(wide))
@@ -94,7 +94,7 @@ class Router(Initialised):
     def choose(
         self, scores_TE: ScoresTE
     ) -> Annotated[IdsTK, On("{self.layout.expert_ids}")]:
-        """The experts of each token; the bias changes the choice and nothing else."""
+        """Choose the experts of each token; the bias changes nothing but the choice."""
         if self.config.round_robin:
             return round_robin(scores_TE, self.config.top_k)
         biased_TE = scores_TE + self.balance.bias_for(scores_TE)
@@ -105,14 +105,14 @@ class Router(Initialised):
 
     @typed
     def weigh(self, gates_TK: GatesTK) -> Annotated[GatesTK, On("{self.layout.routing}")]:
-        """The chosen scores as gates: normalised and scaled if the config says so."""
+        """Make gates of the chosen scores: normalised and scaled if the config says so."""
         if self.config.route_norm:
             gates_TK = gates_TK / (gates_TK.sum(1, keepdim=True) + TINY)
         return gates_TK * self.config.route_scale
 
 
 def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:
-    """Slot j of this rank goes to expert j % E: balanced, whatever the scores.
+    """Send slot j of this rank to expert j % E: balanced, whatever the scores.
 
     Every rank numbers its own slots from 0, so the first slot of every rank goes to expert
     0. Where tokens are cut over ranks, a token may therefore go to other experts than on

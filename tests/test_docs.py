@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from placements import demo, rulebook
-from spmd_moe import layouts
+from spmd_moe.cli import layouts_page
 from tests.support.pinned import IS_PINNED
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ def test_rules_page_is_generated_from_the_tables() -> None:
 
 
 def test_layouts_page_is_generated_from_the_table() -> None:
-    assert (ROOT / "docs" / "layouts.md").read_text() == layouts.markdown(), (
+    assert (ROOT / "docs" / "layouts.md").read_text() == layouts_page.markdown(), (
         "run: make docs"
     )
 

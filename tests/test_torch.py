@@ -12,7 +12,7 @@ from placements import _torch
 ROOT = Path(__file__).parents[1]
 ONE_FILE = ROOT / "placements" / "_torch.py"
 # Programs as users of the peers write them, in the words of torch.
-AS_PUBLISHED = ROOT / "spmd_moe" / "bugs" / "peer_programs"
+AS_PUBLISHED = ROOT / "spmd_moe" / "bugs" / "peers" / "programs"
 # Of Python and of named tuples, not of torch.
 NOT_TORCH = {"_replace", "_asdict", "_fields", "_getframe", "_current_frames", "_exit"}
 

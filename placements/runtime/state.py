@@ -5,6 +5,7 @@ with checking off looks at that number alone, which `torch.compile` understands.
 variables hold the rest: a thread, and a task of asyncio, has its own.
 """
 
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -12,6 +13,7 @@ from typing import Optional, Protocol
 
 from torch import Tensor, nn
 
+from placements._torch import unseen
 from placements.runtime.blocks import Block, Steps, block, together
 from placements.runtime.mesh import check_axes, current_mesh
 from placements.runtime.scopes import Scoped
@@ -131,6 +133,16 @@ def suspended(*, in_backward: bool = False) -> Steps[None]:
         yield
     finally:
         put_back()
+
+
+def unchecked() -> AbstractContextManager[None]:
+    """Run torch calls inside without checking them; their results have no type.
+
+    For code that looks at values or fills memory and is no part of the computation whose
+    types are checked. Who writes to a tensor inside answers for its values: a type that a
+    factory gave the tensor is then no longer true, and `forget_factory` clears it.
+    """
+    return unseen()
 
 
 def opaque() -> Block[None]:

@@ -166,6 +166,7 @@ class Mesh:
             return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
 
 
+# What is taken where a mesh is expected; `as_mesh` makes a Mesh of it.
 MeshLike: TypeAlias = "Mesh | DeviceMesh | Mapping[str, int]"
 
 # A DeviceMesh is looked up by identity at every `set_current_mesh`; its Mesh is kept on

@@ -1,6 +1,6 @@
 """All bugs, in the order of their numbers."""
 
-from spmd_moe.bugs import (
+from spmd_moe.bugs.programs import (
     c01_gradient_never_reduced,
     c01_wrappers,
     c02_scaled_by_a_group,

@@ -1,13 +1,12 @@
-"""What a run of all bugs found, in words: per bug, in sum, and as a page."""
+"""Say in words what a run of all bugs found: for each bug, in sum, and as a page."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_moe.bugs.kinds import KINDS
 from spmd_moe.bugs.measure import NOBODY, measure
-from spmd_moe.bugs.peers import (
+from spmd_moe.bugs.peers.opinions import (
     ACCEPTED,
     BOTH,
     CRASHES,
@@ -19,7 +18,7 @@ from spmd_moe.bugs.peers import (
     opinion_of,
     peers,
 )
-from spmd_moe.bugs.record import BY, KIT, TYPES, VERIFY, Bug
+from spmd_moe.bugs.record import BY, KINDS, KIT, TYPES, VERIFY, Bug
 
 # who refused -> how a sentence says it
 WORDS = {
@@ -53,7 +52,7 @@ class Finding:
 
     @property
     def failure(self) -> str | None:
-        """What is not as the entry says, in a line."""
+        """Say in a line what is not as the entry says; None if all is."""
         if self.crash is not None or self.as_expected:
             return self.crash
         if not self.right_passes:
@@ -100,7 +99,7 @@ def find_all(bugs: Iterable[Bug]) -> list[Finding]:
 
 
 def summary(findings: Sequence[Finding]) -> list[str]:
-    """The counts, ours and the peers', a line each."""
+    """Return the counts, ours and those of each peer, a line each."""
     wrong = [finding for finding in findings if not finding.must_accept]
     by = Counter(finding.by for finding in wrong)
     refused = sum(by[who] for who in BY)
@@ -120,7 +119,7 @@ def summary(findings: Sequence[Finding]) -> list[str]:
 
 
 def _summary_of(name: str, opinions: Sequence[Opinion]) -> str:
-    """The counts of one peer; kinds of verdicts that it never gave are left out."""
+    """Return the counts of one peer, without the verdicts that it never gave."""
     said = Counter(opinion.verdict for opinion in opinions)
     counts = [f"{verdict} {said[verdict]}" for verdict in (REFUSED, ACCEPTED)]
     counts += [
@@ -135,7 +134,7 @@ def _summary_of(name: str, opinions: Sequence[Opinion]) -> str:
 
 
 def markdown(findings: Sequence[Finding]) -> str:
-    """The page docs/bugs.md."""
+    """Return the page docs/bugs.md."""
     names = list(findings[0].opinions) if findings else []
     lines = [
         "# Published bugs, and what refuses them",
@@ -146,7 +145,7 @@ def markdown(findings: Sequence[Finding]) -> str:
         "",
         "A peer is asked in its own words: our program where it has them all, else the bug "
         "and its fix as a user of that peer would write them (`spmd_moe/bugs/"
-        "peer_programs`), run on all simulated ranks under its checker. `refuses`: its "
+        "peers/programs`), run on all simulated ranks under its checker. `refuses`: its "
         "checker refuses the bug and passes the fix. `accepts`: it passes the bug, whose "
         "results are then not those of the fix, or whose ranks fall out of step. `-`: the "
         "bug cannot be said there. DTensor is asked with every redistribution explicit in "

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
+from placements.testing import device_mesh, run_ranks
 from placements.testing.ranks.crashes import CheckerCrash, cause_of, crash_of, is_verdict
-from placements.testing.ranks.run import device_mesh, run_ranks
 from spmd_moe.bugs.record import KIT, TYPES, VERIFY, Bug
 
 NOBODY = "nobody"
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def crash(self) -> CheckerCrash | None:
-        """The failure of ours that left the bug, or its mended program, unjudged."""
+        """The failure of our checker that left the bug, or its mended program, unjudged."""
         for error in (self.error, self.right_failed):
             if isinstance(error, CheckerCrash):
                 return error
@@ -62,7 +62,7 @@ def measure(bug: Bug) -> Verdict:
 
 
 def refusal_of(bug: Bug) -> tuple[str, BaseException | None]:
-    """What refuses the wrong program first, and its error."""
+    """Return what refuses the wrong program first, and its error."""
     wrong = bug.program("wrong")
     if wrong is None:
         return NOBODY, None
@@ -80,7 +80,7 @@ def refusal_of(bug: Bug) -> tuple[str, BaseException | None]:
 
 
 def failure_of(bug: Bug) -> BaseException | None:
-    """What is wrong with the right program, which must pass; None if it does."""
+    """Return what is wrong with the right program; None if it passes, as it must."""
     right = bug.program("right")
     assert right is not None
     for mode in (typecheck, verify):
@@ -93,10 +93,10 @@ def failure_of(bug: Bug) -> BaseException | None:
 def error_under(
     mode: Callable[[], Any], bug: Bug, program: Callable[[], Any]
 ) -> BaseException | None:
-    """The first cause if a program fails under `typecheck` or `verify`.
+    """Return the first cause if a program fails under `typecheck` or `verify`.
 
-    It is a PlacementError; or a RankFailure, if the ranks fell out of step, which the
-    simulator found; or a CheckerCrash for everything else.
+    The cause is a PlacementError; or a RankFailure, if the ranks fell out of step, which
+    the simulator found; or a CheckerCrash for everything else.
     """
     return _error_of(lambda: run_ranks(dict(bug.mesh), _on_rank, mode, program))
 
@@ -120,7 +120,7 @@ def _on_rank(mode: Callable[[], Any], program: Callable[[], Any]) -> dict[str, T
 
 
 def _compare(bug: Bug, program: Callable[[], Any]) -> None:
-    """AssertionError unless the program's results equal one device's."""
+    """Raise AssertionError unless the program's results equal those of one device."""
     by_rank = run_ranks(dict(bug.mesh), _on_rank, typecheck, program)
     one_device: Any = bug.program("one_device")
     expected: dict[str, Tensor] = one_device()

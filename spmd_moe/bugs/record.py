@@ -10,17 +10,19 @@ can print them as they stand:
                    testing kit that refuses the bug (it raises)
 
 `wrong` and `right` run inside `set_current_mesh` and `typecheck()` (or `verify()`), on
-every rank of `mesh`. The same bugs in the words of the peers are in `peer_programs`.
+every rank of `mesh`. The same bugs in the words of the peers are in `peers/programs`.
+`numbers` and `mine` make the values that the programs compute with.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from placements import PlacementError
-from placements.types.axis import TypesLike
+from placements import Index, PlacementError, TypesLike, assert_type, current_mesh, split
 
 # What `one_device` and `right` return: tensors by name.
 Results: TypeAlias = dict[str, Tensor | None]
@@ -29,6 +31,24 @@ TYPES = "types"  # typecheck() refuses: an op, a collective, a signature, a deri
 VERIFY = "verify"  # verify() refuses: values are not what the types say
 KIT = "kit"  # the simulator, check_adjoint or the comparison with one device refuses
 BY = (TYPES, VERIFY, KIT)
+
+# The kinds of the bugs.
+KINDS: dict[str, str] = {
+    "C1": "gradient never reduced",
+    "C2": "reduced twice, or scaled by a group size",
+    "C3": "Partial misused",
+    "C4": "auxiliary loss, counts, expert bias",
+    "C5": "token, index or layout provenance",
+    "C6": "uneven shards, padding, extents",
+    "C7": "gradient dropped by a collective",
+    "C8": "experts without tokens, lockstep",
+    "C9": "wrong mesh or group, gradient norm",
+    "C10": "normalisation of the loss",
+    "C11": "random state",
+    "C12": "dtype",
+    "C13": "aliasing, buffers",
+    "C14": "checkpoints of experts",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,7 @@ class Refused:
     rule: str
 
     def fits(self, error: BaseException) -> bool:
-        """Whether an error says it."""
+        """Whether an error says what this record asks for."""
         if not isinstance(error, PlacementError):
             return self.name in str(error) and self.rule in str(error)
         said = self.name in error.name and self.rule in error.rule
@@ -79,9 +99,25 @@ def bug(
     refused: Refused | None,
     results: Mapping[str, TypesLike],
 ) -> Callable[[type[Any]], Bug]:
-    """Make a class of programs a Bug; `kind` is a key of `kinds.KINDS`."""
+    """Make a class of programs a Bug; `kind` is a key of KINDS."""
 
     def make(programs: type[Any]) -> Bug:
         return Bug(id, project, kind, title, dict(mesh), refused, dict(results), programs)
 
     return make
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Draw whole numbers from -3 to 3, as float64: small, so that their sums are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).double()
+
+
+def mine(
+    value: Tensor, types: TypesLike, *, grad: bool = False, index: Index | None = None
+) -> Tensor:
+    """Declare this rank's part of a global value; with `grad` it is a leaf of autograd."""
+    mesh = current_mesh()
+    assert mesh is not None
+    held = split(value, types, mesh)[dist.get_rank()].requires_grad_(grad)
+    return assert_type(held, types, index=index)

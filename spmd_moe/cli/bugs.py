@@ -14,10 +14,9 @@ from rich.table import Table
 
 from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import Finding, find_all, markdown, summary
-from spmd_moe.bugs.kinds import KINDS
 from spmd_moe.bugs.measure import CRASHED as CRASHED_BY
 from spmd_moe.bugs.measure import measure
-from spmd_moe.bugs.peers import (
+from spmd_moe.bugs.peers.opinions import (
     ACCEPTED,
     BOTH,
     CRASHES,
@@ -27,9 +26,9 @@ from spmd_moe.bugs.peers import (
     opinion_of,
     peers,
 )
-from spmd_moe.bugs.record import Bug
-from spmd_moe.cli.crash import CRASHED
-from spmd_moe.cli.terminal import BadInput
+from spmd_moe.bugs.record import KINDS, Bug
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.cli.terminal import CRASHED
 
 EXAMPLES = """examples:
   spmd-moe bugs                 the table, measured now: every program is run

@@ -8,8 +8,13 @@ from dataclasses import asdict, replace
 from rich.console import Console
 
 from placements import UnsupportedTorchError
-from spmd_moe.cli import check_json, legends
-from spmd_moe.cli.check_layer import all_configurations, check_layer
+from spmd_moe.checks.configurations import all_configurations, check_layer
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.checks.meshes import best_first, compare, feasible
+from spmd_moe.checks.presets import Preset, preset_of
+from spmd_moe.checks.refused import STORY, refused_program
+from spmd_moe.checks.trace import Workload
+from spmd_moe.cli import check_json
 from spmd_moe.cli.check_options import (
     FIRST,
     add_arguments,
@@ -20,22 +25,15 @@ from spmd_moe.cli.check_options import (
     refuse_unused,
     work_of,
 )
-from spmd_moe.cli.compare_meshes import (
-    SHOWN,
-    best_first,
-    compare,
-    feasible,
+from spmd_moe.cli.check_report import (
+    MESHES_LEGEND,
+    MESHES_SHOWN,
     show_candidates,
+    show_layer,
 )
-from spmd_moe.cli.crash import told
 from spmd_moe.cli.degrees import parse_degrees, parse_parallel
-from spmd_moe.cli.presets import Preset, preset_of
-from spmd_moe.cli.progress import progress
-from spmd_moe.cli.refused import STORY, refused_program
-from spmd_moe.cli.show_layer import show
 from spmd_moe.cli.tables import say
-from spmd_moe.cli.terminal import BadInput
-from spmd_moe.cli.trace import Workload
+from spmd_moe.cli.terminal import failure_of, progress
 from spmd_moe.config import MoEConfig, Parallel, check_together
 
 __all__ = ["add_arguments", "run"]
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except Exception as error:
         if args.debug:
             raise
-        text, code = told(error)
+        text, code = failure_of(error)
         model = asdict(config)
         if not args.json:
             print(text, file=sys.stderr)
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _parallels(
     args: argparse.Namespace, config: MoEConfig, preset: Preset
 ) -> tuple[list[Parallel], dict[str, str]]:
-    """What to check, and why the other configurations cannot be."""
+    """Return what to check, and why the other configurations cannot be checked."""
     if args.mesh is None:
         every = all_configurations(config, parse_parallel(preset.mesh))
         left_out = {name: by_options(reason) for name, reason in every.left_out.items()}
@@ -93,7 +91,7 @@ def _parallels(
 
 
 def _because(left_out: dict[str, str]) -> list[str]:
-    """A line for each reason."""
+    """Return a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)
@@ -108,7 +106,8 @@ def _check(
     preset: Preset,
 ) -> int:
     parallels, left_out = _parallels(args, config, preset)
-    results = check_layer(config, parallels, work, scale_down=args.scale_down)
+    with progress(parallels, "checking", len(parallels)) as shown:
+        results = check_layer(config, shown, work, scale_down=args.scale_down)
     passed = all(result.passed for result in results)
     if args.json:
         checks = [check_json.of_check(result, work) for result in results]
@@ -118,7 +117,7 @@ def _check(
         return 0 if passed else 1
     say(console, _headline(args.preset or FIRST, config))
     say(console, f"on every dp rank {_tokens(work)}\n")
-    show(console, results, results if args.all_tables else results[:1])
+    show_layer(console, results, results if args.all_tables else results[:1])
     for line in _because(left_out):
         say(console, line)
     if args.mesh is None:
@@ -160,12 +159,12 @@ def _compare_meshes(
         return 0
     say(console, _headline(args.preset or FIRST, config))
     say(console, f"on all ranks together {_tokens(every)}\n")
-    best = candidates[:SHOWN]
+    best = candidates[:MESHES_SHOWN]
     with_cp = f" with cp={cp}" if cp > 1 else ""
     number = f"{len(best)} of {len(candidates)} meshes of {ranks} ranks{with_cp}"
     say(console, f"{number}, least memory first", "bold")
     show_candidates(console, best)
-    say(console, legends.MESHES)
+    say(console, MESHES_LEGEND)
     return 0
 
 

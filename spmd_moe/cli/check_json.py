@@ -1,4 +1,4 @@
-"""The machine-readable report; docs/check.md describes the schema."""
+"""Print the report for programs; docs/check.md describes the schema."""
 
 import json
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from placements.runtime.ledger import Entry
-from spmd_moe.cli.check_layer import Result
-from spmd_moe.cli.compare_meshes import Candidate
-from spmd_moe.cli.crossings import Crossing
-from spmd_moe.cli.simulate import Simulated
-from spmd_moe.cli.trace import Memory, Workload
+from spmd_moe.checks.configurations import Result
+from spmd_moe.checks.crossings import Crossing
+from spmd_moe.checks.meshes import Candidate
+from spmd_moe.checks.simulate import Simulated
+from spmd_moe.checks.trace import Memory, Workload
 
 VERSION = 1  # of the schema; it changes when a key changes its meaning or goes
 
@@ -18,13 +18,13 @@ VERSION = 1  # of the schema; it changes when a key changes its meaning or goes
 def print_report(
     kind: str, passed: bool, *, failure: str | None = None, **content: Any
 ) -> None:
-    """The one object of `--json`; `failure` is what ended the check, if something did."""
+    """Print the one object of `--json`; `failure` is what ended the check, if anything."""
     report = {"version": VERSION, "report": kind, "passed": passed, "failure": failure}
     print(json.dumps({**report, **content}, indent=2))
 
 
 def of_check(result: Result, work: Workload) -> dict[str, Any]:
-    """One configuration."""
+    """Describe one configuration."""
     trace = result.trace
     return {
         "configuration": trace.configuration,

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.checks.presets import PRESETS, Preset
+from spmd_moe.checks.trace import Workload
 from spmd_moe.cli.degrees import SYNTAX
-from spmd_moe.cli.presets import PRESETS, Preset
-from spmd_moe.cli.terminal import BadInput
-from spmd_moe.cli.trace import Workload
 from spmd_moe.config import MoEConfig
 
 DTYPES = ("bfloat16", "float32", "float64")
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unused(args: argparse.Namespace) -> None:
-    """BadInput for options that would be given for nothing."""
+    """Raise BadInput for options that would have no effect."""
     for chosen, others in WITHOUT.items():
         for option in others if _is_given(args, chosen) else ():
             if _is_given(args, option):
@@ -142,7 +142,7 @@ def work_of(args: argparse.Namespace, preset: Preset) -> Workload:
 
 
 def check_size(config: MoEConfig, work: Workload) -> None:
-    """BadInput for tensors that no rank could hold, and whose size no integer holds."""
+    """Raise BadInput for tensors that no rank could hold."""
     slots = work.batch * work.seq_len * config.top_k
     wide = max(config.dim, config.hidden_dim, config.num_experts, config.shared_hidden_dim)
     weights = config.dim * config.hidden_dim * config.num_experts
@@ -155,7 +155,7 @@ def check_size(config: MoEConfig, work: Workload) -> None:
 
 @contextmanager
 def options_named() -> Generator[None]:
-    """What a config refuses inside is bad input, told by options instead of fields."""
+    """Turn a ValueError about fields into BadInput about the options that set them."""
     try:
         yield
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spmd_moe.cli.terminal import BadInput
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.config import Parallel
 
 DEGREES = ("dp", "cp", "tp", "ep", "etp")
@@ -19,7 +19,7 @@ class Degrees(NamedTuple):
 
 
 def parse_degrees(text: str) -> Degrees:
-    """The degrees that `text` names, 1 for the others; BadInput if it cannot be read."""
+    """Parse degrees, 1 where `text` names none; BadInput if it cannot be read."""
     said = _items(text)
     for key in said:
         if key not in (*DEGREES, "sp"):
@@ -36,12 +36,12 @@ def parse_degrees(text: str) -> Degrees:
 
 
 def parse_parallel(text: str) -> Parallel:
-    """`parse_degrees`, for those who take a missing sp as off."""
+    """Parse degrees, with a missing sp as off."""
     return parse_degrees(text).parallel
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Axes of any names, with their sizes: at least one."""
+    """Parse axes of any names with their sizes; there must be at least one axis."""
     said = _items(text)
     for key in said or {text: ""}:
         if not key.isidentifier():
@@ -50,7 +50,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def print_parallel(parallel: Parallel) -> str:
-    """In the syntax that `parse_parallel` reads; degrees of 1 are left out."""
+    """Print degrees as `parse_parallel` reads them, without degrees of 1."""
     said = [f"{key}={n}" for key in DEGREES if (n := getattr(parallel, key)) > 1]
     return ",".join([*said, *(["sp=on"] if parallel.sequence_parallel else [])]) or "dp=1"
 

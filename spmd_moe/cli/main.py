@@ -13,8 +13,8 @@ from typing import NoReturn
 import torch
 
 from placements import PlacementError, UnsupportedTorchError, __version__
-from spmd_moe.cli.crash import CRASHED, crash_text
-from spmd_moe.cli.terminal import BadInput, make_console
+from spmd_moe.checks.errors import BadInput
+from spmd_moe.cli.terminal import CRASHED, crash_text, make_console
 
 # command -> (the module that runs it, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _version() -> str:
-    """The versions that a report of a bug should name."""
+    """Return the versions that a report of a bug should name."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"spmd-moe {__version__} (torch {torch.__version__}, Python {python})"
 

@@ -1,4 +1,4 @@
-"""Tables and paragraphs as wide as the console; numbers are never cut."""
+"""Print tables and paragraphs as wide as the console; numbers are never cut."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Row = Sequence[str]
+Cells = Sequence[str]
 
 
 def size(nbytes: float) -> str:
-    """`640 B`, `1.2 KiB`, `56 MiB`."""
+    """Print a number of bytes as `640 B`, `1.2 KiB`, `56 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if nbytes < 1024 or unit == "TiB":
             digits = 0 if unit == "B" or nbytes >= 99.95 else 1
@@ -21,20 +21,20 @@ def size(nbytes: float) -> str:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Text as it is, wrapped at words."""
+    """Print text as it is, wrapped at words."""
     console.print(text, style=style, highlight=False, markup=False)
 
 
 def print_numbers(
     console: Console,
-    heads: Row,
-    rows: Sequence[Row],
+    heads: Cells,
+    rows: Sequence[Cells],
     *,
     keys: int = 1,
     text: int = 1,
     red: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
-    """Numbers below heads; the first `text` columns are text.
+    """Print numbers below heads; the first `text` columns are text.
 
     If the console is too narrow, columns go on in a second table, which repeats the first
     `keys`. `red`: (row, column) of the cells that stand out.
@@ -52,8 +52,8 @@ def print_numbers(
         console.print(table, crop=False)
 
 
-def print_texts(console: Console, heads: Row, rows: Sequence[Row]) -> None:
-    """Columns of text: the first gives way, over several lines, the others do not."""
+def print_texts(console: Console, heads: Cells, rows: Sequence[Cells]) -> None:
+    """Print columns of text: only the first gives way, over several lines."""
     first, *others = widths_of(heads, rows)
     least = len(heads[0])
     others_take = sum(others) + 2 * len(heads) + 1
@@ -66,15 +66,15 @@ def print_texts(console: Console, heads: Row, rows: Sequence[Row]) -> None:
     console.print(table, crop=False)
 
 
-def widths_of(heads: Row, rows: Sequence[Row]) -> list[int]:
+def widths_of(heads: Cells, rows: Sequence[Cells]) -> list[int]:
     return [
         max(len(line) for cell in cells for line in cell.split("\n"))
         for cells in zip(heads, *rows, strict=True)
     ]
 
 
-def width_of(heads: Row, rows: Sequence[Row]) -> int:
-    """Of the whole table: there is a space around, two between columns."""
+def width_of(heads: Cells, rows: Sequence[Cells]) -> int:
+    """Return the width of the table: a space around it, two between columns."""
     return sum(widths_of(heads, rows)) + 2 * len(heads) + 1
 
 
@@ -83,7 +83,7 @@ def _table(width: int) -> Table:
 
 
 def _pieces(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
-    """Columns of each table: the keys, and as many others as fit, at least one."""
+    """Return the columns of each table: the keys, and as many others as fit."""
     first = list(range(keys))
     pieces = [list(first)]
     for c in range(keys, len(widths)):

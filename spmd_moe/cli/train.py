@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.degrees import SYNTAX
-from spmd_moe.cli.terminal import BadInput
-from spmd_moe.cli.train_job import make_job, option_of
-from spmd_moe.cli.train_rank import arguments_of
+from spmd_moe.cli.train_options import make_job, option_of
 from spmd_moe.training.errors import RunError, Unusable
 from spmd_moe.training.job import Job
-from spmd_moe.training.launch import launch, told
+from spmd_moe.training.launch import launch, message_of
 from spmd_moe.training.manifest import checkpoints_in, step_of
 from spmd_moe.training.recipe import DTYPES, FIELDS, Recipe
 from spmd_moe.training.world import ALONE, World, given_world
@@ -35,6 +34,13 @@ examples:
 The losses do not depend on the mesh. A run that was killed is continued from its last
 complete checkpoint with the same command and --resume.
 """
+
+# What a process runs to be a rank. The launcher stops its ranks: Ctrl-C, which a terminal
+# sends to all processes, is for the launcher alone.
+START = """\
+import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
+from spmd_moe.cli.terminal import make_console
+from spmd_moe.training.rank import main; main(make_console())"""
 
 CLEAN_LINE = (
     ControlType.CARRIAGE_RETURN,
@@ -112,7 +118,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise
         of_rank = None if isinstance(error, RunError) else world
         rank = "" if of_rank is None else f"rank {of_rank.rank}: "
-        print(f"spmd-moe train: {rank}{told(error)}{_hint(args)}", file=sys.stderr)
+        print(f"spmd-moe train: {rank}{message_of(error)}{_hint(args)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if args.debug:
@@ -123,7 +129,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _is_told_by_another(world: World | None) -> bool:
-    """Rank 0 of a job says what all its ranks find."""
+    """Whether another rank prints the error: rank 0 says what all ranks find."""
     return world is not None and world.rank != 0
 
 
@@ -137,7 +143,7 @@ def _train(
         train(job, world or ALONE, console)
     else:
         console.print(f"Starting {ranks} processes ({job.mesh}) ...", highlight=False)
-        arguments = arguments_of(job, debug=args.debug)
+        arguments = ["-c", START, job.to_json(), *(["--debug"] if args.debug else [])]
         try:
             launch(arguments, ranks, args.port, debug=args.debug)
         finally:  # a rank that is stopped leaves its progress bar
@@ -145,7 +151,7 @@ def _train(
 
 
 def _hint(args: argparse.Namespace) -> str:
-    """How to go on after a failure."""
+    """Say how to go on after a failure."""
     found = [] if args.checkpoint is None else checkpoints_in(Path(args.checkpoint))
     if not found or step_of(found[-1]) >= args.steps:
         return ""

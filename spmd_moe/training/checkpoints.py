@@ -1,4 +1,4 @@
-"""Checkpoints: written in shards, complete or absent, loaded on any mesh.
+"""Save and load checkpoints: in shards, complete or absent, loaded on any mesh.
 
 Parameters, buffers and AdamW's moments are shown to `torch.distributed.checkpoint` as the
 global tensors that their types say they are. Each rank writes pieces of its own, and on
@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as PeerShard
 
+from placements import Shard
 from placements.parameters.held import saved_tensors
-from placements.types.axis import Shard
 from placements.types.tensor import TensorType
 from spmd_moe.training import manifest
 from spmd_moe.training.errors import Unusable
@@ -77,7 +77,7 @@ def load(trainer: Trainer, path: Path, step: int, *, alone: bool = False) -> Non
 
 @contextmanager
 def _nothing_logged() -> Generator[None]:
-    """For what is raised as well."""
+    """Silence torch's log of an error that is raised as well."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

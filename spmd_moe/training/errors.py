@@ -1,17 +1,17 @@
-"""How a run can end before its time, or not as it should."""
+"""Errors that end a training run."""
 
 
 class RunError(Exception):
-    """One line that says all: no name of a class, no traceback."""
+    """Says everything in one line, which is printed without a traceback."""
 
 
 class Unusable(RunError):  # noqa: N818 - what was given, not what went wrong here
-    """What was given cannot be used; says what to do instead."""
+    """Says that input cannot be used, and what to do instead."""
 
 
 class RankFailed(RunError):  # noqa: N818 - says which rank and why
-    """A rank ended before its time."""
+    """Says which rank ended early, and why."""
 
 
 class LossesDiffer(RunError):  # noqa: N818 - a finding, not a failure of the program
-    """The mesh and one device were trained alike, and are not found to be equal."""
+    """Says that the losses of the mesh and of one device are not found to be equal."""

@@ -1,4 +1,4 @@
-"""What every rank of a run is told: one record, which travels as JSON."""
+"""The record that tells every rank of a run what to do; it travels as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,9 +12,9 @@ from spmd_moe.training.recipe import Recipe
 class Job:
     """One run: a recipe on ranks, for so many steps, with what is written and checked.
 
-    `mesh` is what the degrees of `parallel` are called. `resume` is the checkpoint to start
-    from. `verify_every` and `save_every` count steps;
-    0 is never. `compare` is where the plot beside one device goes.
+    `mesh` is the text of the degrees of `parallel`. `resume` is the checkpoint to start
+    from. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
+    plot beside one device goes.
     """
 
     recipe: Recipe

@@ -25,6 +25,7 @@ from torch.nn.functional import (
 )
 
 from placements import (
+    Extent,
     I,
     Mesh,
     On,
@@ -34,15 +35,15 @@ from placements import (
     Shard,
     global_mean,
     redistribute,
+    row_numbers,
     to_global,
     typed,
 )
-from placements.collectives.rows import row_numbers
-from placements.types.extents import Extent
 from spmd_moe.config import Parallel
-from spmd_moe.initialise import Initialised, Spec, Types, fill_
 from spmd_moe.layer import MoE
+from spmd_moe.layouts import Types
 from spmd_moe.meshes import dense_mesh
+from spmd_moe.parameters import Initialised, Spec, fill_
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.text import VOCABULARY
 
@@ -53,7 +54,7 @@ IdsBL: TypeAlias = Int[Tensor, "B L"]
 
 
 def shared_by_tokens(stream: Types) -> Types:
-    """The type of a weight that meets every token of the stream.
+    """Return the type of a weight that meets every token of the stream.
 
     Replicate where ranks have tokens of their own: its gradient is a sum over them.
     Invariant where they repeat one computation: its gradient is complete on each.
@@ -62,13 +63,13 @@ def shared_by_tokens(stream: Types) -> Types:
 
 
 def by_position(stream: Types) -> Types:
-    """The type of a table with a row for each position: cut as the sequence is."""
+    """Return the type of a table with a row for each position: cut as the sequence is."""
     cut = {a: S(0, t.extent) if isinstance(t, Shard) else t for a, t in stream.items()}
     return {**cut, "dp": R}
 
 
 def ids_of(stream: Types) -> Types:
-    """The type of ids_BL whose embedding is the stream."""
+    """Return the type of ids_BL whose embedding is the stream."""
     cut = {a: S(1, t.extent) if isinstance(t, Shard) else t for a, t in stream.items()}
     return {**cut, "dp": S(0)}
 
@@ -123,7 +124,7 @@ class Embedding(Initialised):
 
 
 def positions_here(recipe: Recipe, stream: Types, mesh: Mesh) -> tuple[int, int]:
-    """The shape of this rank's rows of a table by position."""
+    """Return the shape of this rank's rows of a table by position."""
     length = recipe.seq_len
     for axis in ("cp", "tp"):
         t = stream[axis]
@@ -173,7 +174,9 @@ class Attention(Initialised):
         k_BXC: Annotated[Float[Tensor, "B X C"], On(dp=S(0), cp=R, tp=S(2))],
         v_BXC: Annotated[Float[Tensor, "B X C"], On(dp=S(0), cp=R, tp=S(2))],
     ) -> Annotated[BLC, On(dp=S(0), cp=S(1), tp=S(2))]:
-        """Each head by itself, each position over those up to it. Communicates nothing."""
+        """Attend in each head, from each position to those up to it.
+
+        Communicates nothing."""
         cut = self.stream["cp"]
         assert isinstance(cut, Shard) and cut.extent is not None
         q_BJLA, k_BJXA, v_BJXA = (
@@ -189,7 +192,7 @@ class Attention(Initialised):
 def causal_mask(
     q_BLC: BLC, k_BXC: Float[Tensor, "B X C"], over_cp: Extent
 ) -> Annotated[Bool[Tensor, "L X"], On(dp=R, cp=S(0), tp=R)]:
-    """Which positions each position of this rank sees: itself and those before it.
+    """Say which positions each position of this rank sees: itself and those before it.
 
     Where in the sequence a rank's positions stand is read from the extent.
     """
@@ -262,7 +265,7 @@ class LanguageModel(Initialised):
         scores_BLU: Annotated[BLU, On("{self.stream}")],
         targets_BL: Annotated[IdsBL, On("{self.ids}")],
     ) -> Annotated[Float[Tensor, ""], On(dp=I, cp=I, tp=I)]:
-        """The mean over all tokens of the batch, wherever they are.
+        """Return the mean loss over all tokens of the batch, wherever they are.
 
         Communicates: all-reduce over every axis that cuts the stream.
         """

@@ -1,4 +1,4 @@
-"""Local processes by torch's own launcher, and, when one fails, which and why."""
+"""Start local processes by torch's own launcher; when one fails, say which and why."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ TRIES = 5  # ports, each of which another program can take before it is used
 
 
 def free_ports() -> Iterator[int]:
-    """A few ports that are free now."""
+    """Yield a few ports that are free now."""
     for _ in range(TRIES):
         try:
             with socket.socket() as probe:
@@ -42,7 +42,7 @@ def free_ports() -> Iterator[int]:
 
 
 def check_port(port: int) -> None:
-    """Unusable if nothing can listen on `port`."""
+    """Raise Unusable if nothing can listen on `port`."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +102,7 @@ def _launch_at(port: int, arguments: list[str], ranks: int) -> None:
 
 
 def first_cause(error: ChildFailedError) -> RunError:
-    """The rank that failed by itself: a lost connection is what the others saw of it."""
+    """Find the rank that failed by itself: the others only saw a lost connection."""
 
     def order(failure: ProcessFailure) -> tuple[int, int]:
         if failure.exitcode == -signal.SIGTERM:
@@ -125,8 +125,8 @@ def first_cause(error: ChildFailedError) -> RunError:
     return RankFailed(f"rank {rank} (pid {first.pid}) failed, {others}: {message}")
 
 
-def told(error: Exception) -> str:
-    """What an error says; of a lost connection only what concerns the reader."""
+def message_of(error: Exception) -> str:
+    """Return what an error says; of a lost connection only what concerns the reader."""
     if isinstance(error, RunError):
         return str(error)
     lost = re.search(r"gloo/\S+\] ([^.]*(?:\.\d[^.]*)*)", str(error))
@@ -140,7 +140,7 @@ def report(error: Exception) -> None:
     """
     path = os.environ["TORCHELASTIC_ERROR_FILE"]
     said = {
-        "message": told(error),
+        "message": message_of(error),
         "kind": type(error).__name__,
         "extraInfo": {"timestamp": str(int(time.time()))},
     }

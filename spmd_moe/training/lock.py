@@ -1,4 +1,4 @@
-"""One run in a directory: a lock that ends with the process that holds it."""
+"""Lock the directory of a run until the process that holds the lock ends."""
 
 import fcntl
 from collections.abc import Generator
@@ -12,7 +12,7 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(directory: Path) -> Generator[None]:
-    """Nobody else has `directory` meanwhile; Unusable if somebody has it now."""
+    """Hold `directory` for this run alone; Unusable if another run holds it."""
     with (directory / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a rank of a training run does, from joining the others to the summary."""
+"""Run a rank of a training run, from joining the others to the summary."""
 
 import time
 from collections.abc import Callable, Generator
@@ -61,7 +61,7 @@ def train(job: Job, world: World, console: Console) -> None:
 
 
 def _resume(job: Job, trainer: Trainer, twin: Trainer | None) -> int:
-    """Load what is to be resumed; the steps that it has behind it."""
+    """Load the checkpoint to resume; return how many steps it has behind it."""
     if job.resume is None:
         return 0
     path = Path(job.resume)
@@ -84,7 +84,7 @@ def _is_due(job: Job, step: int) -> bool:
 
 @contextmanager
 def _progress(job: Job, world: World, start: int) -> Generator[Callable[[float], None]]:
-    """A bar of rank 0, if stderr is a terminal; called with the loss of each step."""
+    """Show a bar of rank 0 if stderr is a terminal; call it with the loss of each step."""
     console = Console(stderr=True)
     if world.rank != 0 or not console.is_terminal:
         yield lambda loss: None

@@ -25,12 +25,12 @@ class Loss:
 
     @property
     def is_number(self) -> bool:
-        """Neither it nor the twin's is NaN or infinite."""
+        """Whether neither this loss nor the twin's is NaN or infinite."""
         return math.isfinite(self.loss) and math.isfinite(self.one_device or 0.0)
 
     @property
     def difference(self) -> float | None:
-        """Relative to the twin; None if there are no two numbers to compare."""
+        """The difference relative to the twin; None without two numbers to compare."""
         if self.one_device is None or not self.is_number:
             return None
         least = sys.float_info.min
@@ -38,7 +38,7 @@ class Loss:
 
 
 class LossLog:
-    """A file that gets a line for each step; steps after `start` are forgotten first."""
+    """A file that gets a line for each step; lines of steps after `start` are removed."""
 
     def __init__(self, path: Path | None, start: int) -> None:
         self.losses: list[Loss] = []
@@ -72,16 +72,16 @@ class LossLog:
 
 
 def _line(loss: Loss) -> str:
-    """JSON has no NaN and no infinity: both are null."""
+    """Write a loss as JSON, where NaN and infinity are null."""
     said = {name: value for name, value in vars(loss).items() if value is not None}
     valid = {name: x if math.isfinite(x) else None for name, x in said.items()}
     return json.dumps(valid) + "\n"
 
 
 def read_losses(path: Path) -> list[Loss]:
-    """The losses of a log, but for a last line that the end of a run cut short.
+    """Read the losses of a log, but for a last line that the end of a run cut short.
 
-    Raises Unusable if it is no such log.
+    Raises Unusable if the file is no such log.
     """
     losses: list[Loss] = []
     try:
@@ -102,18 +102,18 @@ def _parsed(said: Any) -> Loss:
 
 
 def largest_difference(losses: list[Loss]) -> tuple[float, int]:
-    """Between mesh and one device, relative, and the step; (0, 0) if none was compared."""
+    """Return the largest relative difference from one device, and its step; else (0, 0)."""
     found = [(loss.difference, loss.step) for loss in losses]
     return max(((d, step) for d, step in found if d is not None), default=(0.0, 0))
 
 
 def first_without_number(losses: list[Loss]) -> Loss | None:
-    """Where training diverged: what follows it is no number either."""
+    """Return the first loss that is no number: there training diverged."""
     return next((loss for loss in losses if not loss.is_number), None)
 
 
 def check_equal(losses: list[Loss], dtype: str) -> None:
-    """LossesDiffer if rounding does not explain how far the mesh is from one device."""
+    """Raise LossesDiffer if rounding does not explain the difference from one device."""
     diverged = first_without_number(losses)
     if diverged is not None:
         raise LossesDiffer(

@@ -1,7 +1,8 @@
-"""Which checkpoints there are, what each is of, and whether it is still whole.
+"""Find checkpoints, and say what each is of and whether it is still whole.
 
 A checkpoint is a directory that was renamed to its name after everything in it was
-written, the manifest last. What was interrupted has another name and is never looked at.
+written, the manifest last. A save that was interrupted left another name, which is never
+looked at.
 """
 
 import hashlib
@@ -36,12 +37,12 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: Path) -> int:
-    """The steps that a checkpoint has behind it, by its name."""
+    """Return the number of steps of a checkpoint, by its name."""
     return int(path.name.removeprefix("step-"))
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     if not directory.is_dir():
         return []
     found = (path for path in directory.iterdir() if re.fullmatch(r"step-\d+", path.name))
@@ -59,12 +60,12 @@ def write(directory: Path, step: int, recipe: Recipe, mesh: str) -> None:
 
 
 def otherwise(path: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
+    """Say what to do about a checkpoint that cannot be used."""
     return f"remove {path} to resume from the one before, or start a new run"
 
 
 def read(path: Path) -> Manifest:
-    """The manifest, after looking whether all files are as they were written.
+    """Read the manifest, after a check that all files are as they were written.
 
     Raises Unusable for a directory that is no checkpoint, or is damaged.
     """

@@ -1,4 +1,4 @@
-"""The losses of a mesh and of one device, as a picture."""
+"""Plot the losses of a mesh and of one device."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -7,7 +7,7 @@ from spmd_moe.training.losses import Loss, largest_difference
 
 
 def plot_losses(losses: list[Loss], path: Path, mesh: str) -> None:
-    """Both curves over each other, and their relative difference below, as a PNG."""
+    """Plot both curves, and their relative difference below, as a PNG."""
     from matplotlib.figure import Figure  # an optional extra: only where it is needed
 
     both = [loss for loss in losses if loss.one_device is not None]

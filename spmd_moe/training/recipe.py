@@ -1,4 +1,4 @@
-"""What is trained: sizes, seed, learning rate. Says nothing about ranks.
+"""The recipe of a training: sizes, seed, learning rate; nothing about ranks.
 
 Two runs of one recipe have the same losses on every mesh, so a checkpoint belongs to a
 recipe, and can be continued on other ranks but not with another recipe.
@@ -15,7 +15,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Made means valid; ValueError that names the field otherwise."""
+    """Sizes and seed, validated on construction; ValueError names the field."""
 
     layers: int = 2
     dim: int = 32
@@ -56,7 +56,7 @@ class Recipe:
         )
 
     def check_fits(self, parallel: Parallel) -> None:
-        """Whether the model can be cut over these ranks; ValueError if not."""
+        """Raise ValueError unless the model can be cut over these ranks."""
         check_together(self.moe_config(), parallel)
         for what, size, axis in (("heads", self.heads, "tp"), ("batch", self.batch, "dp")):
             degree = getattr(parallel, axis)

@@ -22,17 +22,17 @@ def _bytes() -> bytes:
 
 @cache
 def text_ids() -> Tensor:
-    """The whole text: one id, 0 to 255, for each byte."""
+    """Return the whole text: one id, 0 to 255, for each byte."""
     return torch.tensor(list(_bytes()))
 
 
 def text_digest() -> str:
-    """Tells this text from others: losses on another text are not to be continued."""
+    """Return a digest of the text: a run on another text must not be continued."""
     return hashlib.blake2b(_bytes(), digest_size=8).hexdigest()
 
 
 def batch_of(recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step: ids_BL, and the ids that follow them."""
+    """Return the global batch of a step: ids_BL, and the ids that follow them."""
     ids = text_ids()
     if recipe.seq_len >= len(ids):
         raise ValueError(

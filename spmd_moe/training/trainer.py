@@ -18,7 +18,7 @@ from placements import (
 from placements.parameters.held import trained_parameters
 from spmd_moe.balance import update_expert_bias
 from spmd_moe.config import Parallel
-from spmd_moe.initialise import Types
+from spmd_moe.layouts import Types
 from spmd_moe.training.language_model import LanguageModel
 from spmd_moe.training.recipe import DTYPES, Recipe
 from spmd_moe.training.text import batch_of
@@ -40,7 +40,7 @@ class Trainer:
         self.set_step(0)
 
     def set_step(self, step: int) -> None:
-        """The optimizer as it is after `step` steps, but for its moments."""
+        """Set the optimizer to what it is after `step` steps, but for its moments."""
         for parameter in self.model.parameters():
             state = self.optimizer.state[parameter]
             state["step"] = torch.tensor(float(step))
@@ -48,7 +48,7 @@ class Trainer:
                 state.setdefault(moment, torch.zeros_like(parameter))
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:
-        """The loss of the batch of step `number`, before the step.
+        """Run step `number` and return the loss of its batch before the step.
 
         Forward, backward and the sums over ranks run under `checking`; an optimizer keeps
         tensors without a type, so its step does not.
@@ -69,25 +69,25 @@ class Trainer:
         return loss.item()
 
     def _piece(self, ids_BL: Tensor) -> Tensor:
-        """What this rank holds of a global batch."""
+        """Return what this rank holds of a global batch."""
         dense, _ = self.meshes
         here = dense.coordinates().index(dense.coordinate)
         return split(ids_BL, _bare(self.model.ids), dense)[here]
 
     def num_parameters(self) -> int:
-        """Of the global model."""
+        """Count the parameters of the global model."""
         held = trained_parameters("num_parameters", self.model, self.meshes)
         shapes = [one.type.global_shape(tuple(one.tensor.shape)) for one in held]
         return sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def _bare(types: Types) -> Types:
-    """Without extents, which are those of this rank's run and not of all ranks'."""
+    """Leave out extents, which are those of this rank and not of all ranks."""
     return {a: Shard(t.dim) if isinstance(t, Shard) else t for a, t in types.items()}
 
 
 def one_device(recipe: Recipe) -> Trainer:
-    """The same training without ranks: what every mesh is compared with."""
+    """Make the same training on one device, with which every mesh is compared."""
     alone = Parallel()
     dense, sparse = Mesh(alone.dense_mesh()), Mesh(alone.sparse_mesh())
     return Trainer(recipe, alone, dense, sparse)

@@ -1,4 +1,4 @@
-"""The ranks of a run: those that torchrun or Slurm started, or this process alone."""
+"""Find the ranks of a run: torchrun or Slurm started them, or this process is alone."""
 
 import os
 import re
@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from placements import Mesh
-from placements.types.mesh import as_mesh
+from placements import Mesh, as_mesh
 from spmd_moe.config import Parallel
 from spmd_moe.meshes import make_sparse_mesh
 from spmd_moe.training.errors import RankFailed, Unusable
@@ -36,10 +35,10 @@ _START = "unset it to start local processes, or start the ranks by torchrun or s
 
 
 def given_world(environment: Mapping[str, str], port: int | None = None) -> World | None:
-    """The job that this process was started in; None if it was not started in one.
+    """Return the job that this process was started in; None if there is no job.
 
-    Unusable if the environment says what cannot be. A Slurm step of one task is no job: the
-    task starts processes itself, like any other program.
+    Raises Unusable if the environment contradicts itself. A Slurm step of one task is no
+    job: the task starts processes itself, like any other program.
     """
     env = environment
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -60,7 +59,7 @@ def given_world(environment: Mapping[str, str], port: int | None = None) -> Worl
 
 
 def tasks_for_srun(environment: Mapping[str, str]) -> int:
-    """How many tasks a Slurm allocation has for srun to start, where srun started none."""
+    """Count the tasks of a Slurm allocation for srun to start, where srun started none."""
     if _STEP_TASKS in environment:
         return 1
     return _whole(environment, "SLURM_NTASKS", least=1, default=1)
@@ -93,7 +92,7 @@ def first_node(nodes: str) -> str:
 
 @contextmanager
 def joined(world: World, timeout: float) -> Generator[None]:
-    """A process group over the ranks, left at the end.
+    """Join a process group over the ranks, and leave it at the end.
 
     Raises RankFailed if the ranks cannot meet.
     """
@@ -118,12 +117,12 @@ def joined(world: World, timeout: float) -> Generator[None]:
 
 
 def wait_for_all() -> None:
-    """Returns when every rank has called it."""
+    """Wait until every rank has called this."""
     cast(Any, dist).barrier()
 
 
 def meshes_of(parallel: Parallel) -> tuple[Mesh, Mesh]:
-    """Dense and sparse, over the ranks of the process group."""
+    """Make the dense and the sparse mesh over the ranks of the process group."""
     sizes = parallel.dense_mesh()
     dense = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return as_mesh(dense), make_sparse_mesh(parallel, as_mesh(dense))

@@ -11,9 +11,8 @@ import pytest
 import placements
 from placements import PlacementError, typecheck
 from spmd_moe.bugs.catalogue import BUGS
-from spmd_moe.bugs.kinds import KINDS
 from spmd_moe.bugs.measure import NOBODY, error_under, failure_of, refusal_of
-from spmd_moe.bugs.record import BY, Bug
+from spmd_moe.bugs.record import BY, KINDS, Bug
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)

@@ -14,8 +14,7 @@ from placements.interop.engines import Engine
 from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import Finding, summary
 from spmd_moe.bugs.measure import error_under
-from spmd_moe.bugs.peer_programs import BY_ID, UNWRITTEN, UNWRITTEN_IN
-from spmd_moe.bugs.peers import (
+from spmd_moe.bugs.peers.opinions import (
     ACCEPTED,
     BOTH,
     HARMLESS,
@@ -26,6 +25,7 @@ from spmd_moe.bugs.peers import (
     opinion_of,
     peers,
 )
+from spmd_moe.bugs.peers.written import BY_ID, UNWRITTEN, UNWRITTEN_IN
 from spmd_moe.bugs.record import TYPES, Bug
 
 pytest.importorskip("spmd_types")

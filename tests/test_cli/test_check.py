@@ -10,12 +10,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from spmd_moe import Parallel, layer
-from spmd_moe.cli import check_layer
+from spmd_moe.checks import configurations
+from spmd_moe.checks.presets import PRESETS
+from spmd_moe.checks.scale import scaled_down
+from spmd_moe.checks.trace import Workload, trace
 from spmd_moe.cli.degrees import parse_parallel
 from spmd_moe.cli.main import main
-from spmd_moe.cli.presets import PRESETS
-from spmd_moe.cli.scale import scaled_down
-from spmd_moe.cli.trace import Workload, trace
 from spmd_moe.layouts import CONFIGURATIONS, TABLE, configuration, layout
 
 TINY = PRESETS["tiny"]
@@ -142,7 +142,7 @@ CROSSES_AS = {
 def test_what_crosses_is_what_the_layouts_say(name: str) -> None:
     """The trace does not read the table, so one is a check of the other."""
     degrees = Parallel(dp=2, tp=2, ep=2)
-    parallel = check_layer.all_configurations(TINY.config, degrees).found[name]
+    parallel = configurations.all_configurations(TINY.config, degrees).found[name]
     assert configuration(parallel) == name
     sizes = {**parallel.dense_mesh(), **parallel.sparse_mesh()}
     found = trace(TINY.config, parallel, Workload(2, 4, torch.float32))
@@ -184,7 +184,7 @@ def test_memory_is_what_torch_keeps() -> None:
 def test_presets_scale_down_to_the_same_configuration(name: str) -> None:
     preset = PRESETS[name]
     work = Workload(preset.batch, preset.seq, torch.float32)
-    every = check_layer.all_configurations(preset.config, parse_parallel(preset.mesh))
+    every = configurations.all_configurations(preset.config, parse_parallel(preset.mesh))
     assert {*every.found, *every.left_out} == {*CONFIGURATIONS}
     for parallel in every.found.values():
         small = scaled_down(preset.config, parallel, work)

@@ -11,9 +11,9 @@ from placements import PlacementError
 from placements.testing import RankFailure
 from placements.types.text import parse_axis_type
 from spmd_moe import layer
-from spmd_moe.cli import check_layer, compare_meshes, simulate
+from spmd_moe.checks import configurations, meshes, simulate
+from spmd_moe.checks.trace import Workload
 from spmd_moe.cli.main import main
-from spmd_moe.cli.trace import Workload
 from spmd_moe.layouts import layout
 from tests.support import own_modules
 
@@ -29,12 +29,12 @@ def numbers_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bytes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = check_layer.trace
+    right = configurations.trace
 
     def wrong(config: Any, parallel: Any, work: Workload) -> Any:
         return right(config, parallel, replace(work, batch=work.batch + 1))
 
-    monkeypatch.setattr(check_layer, "trace", wrong)
+    monkeypatch.setattr(configurations, "trace", wrong)
 
 
 def types_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def a_rank_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RankFailure("rank 1 raised", ["returned", "raised"])
 
-    monkeypatch.setattr(check_layer, "simulate", fail)
+    monkeypatch.setattr(configurations, "simulate", fail)
 
 
 def test_numbers_that_differ(
@@ -117,7 +117,7 @@ def test_meshes_that_do_not_type_check(
     def refuse(*_: object) -> None:
         raise PlacementError("refused")
 
-    monkeypatch.setattr(compare_meshes, "trace", refuse)
+    monkeypatch.setattr(meshes, "trace", refuse)
     assert run("--compare-meshes", "--ranks", "2", "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["report"] == "meshes" and report["meshes"] == []
@@ -147,13 +147,13 @@ def test_a_module_that_fails(
 def test_each_trace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each configuration as it is asked for, and one as it is run, in float64."""
     calls: list[object] = []
-    right = check_layer.trace
+    right = configurations.trace
 
     def counted(*args: Any) -> Any:
         calls.append(args)
         return right(*args)
 
-    monkeypatch.setattr(check_layer, "trace", counted)
+    monkeypatch.setattr(configurations, "trace", counted)
     assert run() == 0
     assert len(calls) == len(set(calls)) == 12
 

@@ -28,10 +28,10 @@ from placements.testing.ranks.backend import SimGroup
 from placements.testing.ranks.calls import Call
 from placements.types.tensor import TensorType
 from spmd_moe import MoE, MoEConfig, Parallel
+from spmd_moe.checks.crossings import COLLECTIVE, Crossing
+from spmd_moe.checks.trace import Trace, Workload, trace
 from spmd_moe.cli.check_json import of_entries
-from spmd_moe.cli.crossings import COLLECTIVE, Crossing
-from spmd_moe.cli.show_crossings import show_crossings
-from spmd_moe.cli.trace import Trace, Workload, trace
+from spmd_moe.cli.check_report import show_crossings
 from spmd_moe.layouts import configuration
 from tests.support.moe import PARALLELS
 

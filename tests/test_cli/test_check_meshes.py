@@ -8,17 +8,17 @@ import torch
 
 from placements.runtime.ledger import Entry
 from spmd_moe import Parallel
-from spmd_moe.cli.compare_meshes import (
+from spmd_moe.checks.meshes import (
     Candidate,
     best_first,
     compare,
     feasible,
     on_wire,
 )
-from spmd_moe.cli.divisors import divisors, least_factor
+from spmd_moe.checks.presets import PRESETS
+from spmd_moe.checks.scale import divisors, least_factor
+from spmd_moe.checks.trace import Memory, Workload
 from spmd_moe.cli.main import main
-from spmd_moe.cli.presets import PRESETS
-from spmd_moe.cli.trace import Memory, Workload
 
 TINY = PRESETS["tiny"].config
 WORK = Workload(batch=1, seq_len=8, dtype=torch.float32)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from spmd_moe.checks.module.inputs import own_module
 from spmd_moe.cli.main import main
-from spmd_moe.cli.own_module import own_module
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from spmd_moe import Parallel
-from spmd_moe.cli.presets import PRESETS
-from spmd_moe.cli.trace import Workload, trace
+from spmd_moe.checks.presets import PRESETS
+from spmd_moe.checks.trace import Workload, trace
 
 
 class Published(NamedTuple):

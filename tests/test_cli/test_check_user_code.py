@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from spmd_moe.checks.errors import BadInput
 
 from spmd_moe.cli.main import main
-from spmd_moe.cli.terminal import BadInput
 
 HEAD = """\
 from typing import Annotated

@@ -1,10 +1,10 @@
 """`--mesh`: what can be read, and one line for what cannot."""
 
 import pytest
+from spmd_moe.checks.errors import BadInput
 
 from spmd_moe import Parallel
 from spmd_moe.cli.degrees import parse_parallel, print_parallel
-from spmd_moe.cli.terminal import BadInput
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def ranks_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found: dict[int, int] = {}
     for child in children:
-        if b"spmd_moe.cli.train_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"spmd_moe.training.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
             said = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             (rank,) = (one[5:] for one in said if one.startswith(b"RANK="))
             found[int(rank)] = int(child)

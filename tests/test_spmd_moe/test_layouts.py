@@ -1,7 +1,9 @@
 """The table is complete, the code obeys it, and the collectives are those it implies."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +12,15 @@ import torch
 from placements import PlacementError, assert_type, set_current_mesh, type_of, typecheck
 from placements.testing import RankFailure
 from placements.types.axis import BY_LETTER, Shard
-from spmd_moe import MoE, Parallel
+from spmd_moe import MoE, Parallel, layouts
+from spmd_moe.cli.layouts_page import markdown
 from spmd_moe.layouts import (
     CONFIGURATIONS,
     TABLE,
     Layout,
+    Row,
     configuration,
     layout,
-    markdown,
 )
 from tests.support.moe import CONFIG, PARALLELS, Case, assert_equals_one_device, on_ranks
 
@@ -36,6 +39,28 @@ def test_every_configuration_has_a_parallel() -> None:
         name: name for name in CONFIGURATIONS
     }
     assert {configuration(p) for p in PARALLELS} == set(CONFIGURATIONS)
+
+
+def test_every_cell_stands_below_its_configuration() -> None:
+    lines = Path(layouts.__file__).read_text().splitlines()
+    head = next(
+        line for line in lines if line.lstrip().startswith("#    ") and " C2 " in line
+    )
+    starts = [head.index(f" {name}") + 1 for name in CONFIGURATIONS]
+    rows = [line for line in lines if re.search(r'\b(tp|ep|etp)="(?=\S+ )', line)]
+    assert len(rows) == sum(
+        bool(getattr(row, a)) for row in TABLE for a in ("tp", "ep", "etp")
+    )
+    for line in rows:
+        start = re.search(r'\b(?:tp|ep|etp)="', line)
+        assert start is not None
+        cells = line[start.end() : line.index('"', start.end())]
+        assert [start.end() + m.start() for m in re.finditer(r"\S+", cells)] == starts, line
+
+
+def test_a_row_with_a_cell_too_few_cannot_be_made() -> None:
+    with pytest.raises(AssertionError, match="tokens"):
+        Row("tokens", "x_TD", dp="S(0)", tp="S(0) S(0) R R R")
 
 
 # seeds.md section 6, the cells on tp, in its order C1 C2 C3 C4 C5 C5-without-SP. Of rows 20

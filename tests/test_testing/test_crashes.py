@@ -41,7 +41,7 @@ from placements.verification.mode import Verify
 from spmd_moe.bugs.catalogue import BUGS
 from spmd_moe.bugs.findings import find_all, summary
 from spmd_moe.bugs.measure import CRASHED, measure
-from spmd_moe.bugs.peers import CRASHES, SameWords, opinion_of
+from spmd_moe.bugs.peers.opinions import CRASHES, SameWords, opinion_of
 from spmd_moe.cli.main import main
 
 DEFECT = "this is a defect of placements, not a verdict on the program"

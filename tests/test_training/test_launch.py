@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 from spmd_moe.training import launch
 from spmd_moe.training.errors import LossesDiffer, RankFailed, RunError, Unusable
 
-LOST = launch.told(
+LOST = launch.message_of(
     RuntimeError(
         "[/a/gloo/tcp/pair.cc:5] Connection closed by peer [127.0.0.1]:9. Typically"
     )
@@ -52,7 +52,7 @@ def test_the_first_cause_is_told(
 
 def test_a_lost_connection_is_told_in_one_line() -> None:
     assert LOST.endswith("does not answer: Connection closed by peer [127.0.0.1]:9")
-    assert launch.told(ValueError("no gloo")) == "ValueError: no gloo"
+    assert launch.message_of(ValueError("no gloo")) == "ValueError: no gloo"
 
 
 def test_a_rank_reports_all_of_its_error_or_nothing(

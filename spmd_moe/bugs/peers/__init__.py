@@ -1,0 +1,1 @@
+"""Ask other checkers about the same bugs. `README.md` is the map."""

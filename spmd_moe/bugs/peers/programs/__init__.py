@@ -1,0 +1,1 @@
+"""Bugs as a user of a peer would write them. `README.md` is the map."""

@@ -1,0 +1,1 @@
+"""Compute what `spmd-moe check --module` prints. `README.md` is the map."""
