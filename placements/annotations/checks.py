@@ -17,7 +17,7 @@ from placements.annotations.on import On, PadRows, Variable
 from placements.inference.fixes import Fix, change
 from placements.runtime import tags
 from placements.runtime.describe import dtype_name, short_dtype
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused
 from placements.runtime.mesh import checked_mesh, unknown_axis_here
 from placements.runtime.state import observer
 from placements.types.axis import AxisType, Shard
@@ -224,12 +224,9 @@ class Checks:
             return
         first = self.failures[0]
         texts = [f"{failure.name} {failure.text}" for failure in self.failures]
-        headline = f"{self.where}: {texts[0]}"
-        if len(texts) > 1:
-            headline += "".join(f"\n{self.where}: {text}" for text in texts[1:])
-        raise PlacementError(
-            headline,
-            where=self.where,
+        raise refused(
+            self.where,
+            f"\n{self.where}: ".join(texts),
             name=first.name,
             axis=first.axis,
             expected=first.expected,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import held_by
-from placements.runtime.callsite import caller
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused_call
 from placements.runtime.state import current
 from placements.runtime.tags import declarations
 
@@ -47,9 +46,9 @@ def _check(module: nn.Module, name: str, value: Tensor, frame: FrameType) -> Non
         return
     kind = "parameter" if buffer is None else "buffer"
     label = f"{type(module).__name__}.{name}"
-    raise PlacementError(
-        f"{label} at {caller()}: the {kind} is replaced by another tensor",
-        where=label,
+    raise refused_call(
+        label,
+        f"the {kind} is replaced by another tensor",
         name=name,
         expected="the registered tensor, written in place",
         actual="another tensor",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
-from placements.collectives.transport import Line, stack_all
+from placements.collectives.transport import AxisRanks, stack_all
 from placements.runtime.state import suspended
 from placements.types.mesh import Mesh
 
@@ -50,14 +50,14 @@ def _gathered(
     size = dist.get_world_size(group)
     if size == 1:
         return known
-    line = Line("", size, dist.get_rank(group), group)
+    ranks = AxisRanks("", size, dist.get_rank(group), group)
     message = zlib.compress(pickle.dumps(known), 1)
-    parts = stack_all(line, _padded(message, _FIRST).to(device)).cpu()
+    parts = stack_all(ranks, _padded(message, _FIRST).to(device)).cpu()
     # Every rank sees all lengths, so all know whether the rest has to follow.
     lengths = [int.from_bytes(_bytes(part[:_HEADER]), "little") for part in parts]
     longest = max(lengths) + _HEADER
     if longest > _FIRST:
-        parts = stack_all(line, _padded(message, longest).to(device)).cpu()
+        parts = stack_all(ranks, _padded(message, longest).to(device)).cpu()
     merged: dict[int, T] = {}
     for part, length in zip(parts, lengths, strict=True):
         body = _bytes(part[_HEADER : _HEADER + length])

@@ -10,8 +10,8 @@ from torch import Tensor
 from placements._torch import unseen
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import mismatch, type_or_error
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current
 from placements.types.axis import AxisType, R, Shard, V

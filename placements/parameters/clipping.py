@@ -23,8 +23,8 @@ from placements.parameters.gradients import (
 from placements.parameters.held import (
     Held,
     Meshes,
-    line_of,
     meshes_or_current,
+    ranks_of,
     trained_parameters,
 )
 from placements.runtime import tags
@@ -124,7 +124,7 @@ def _total_norm(
         share = share if math.isinf(norm_type) else share**norm_type
         for axis in axes:
             # Gathered and added in rank order, so that all ranks get the same bits.
-            every = stack_all(line_of(mesh, axis), share)
+            every = stack_all(ranks_of(mesh, axis), share)
             share = every.amax() if math.isinf(norm_type) else every.sum()
         shares.append(share)
     if not shares:

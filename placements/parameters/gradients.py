@@ -21,14 +21,14 @@ from placements.parameters.held import (
     Held,
     Meshes,
     frozen_parameters,
-    line_of,
     meshes_or_current,
+    ranks_of,
     trained_parameters,
 )
 from placements.runtime import tags
 from placements.runtime.callsite import caller
 from placements.runtime.dtensors import local_part
-from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.errors import PlacementError, mismatch, refused
 from placements.runtime.leaf_gradients import (
     check_noted,
     in_trouble,
@@ -154,9 +154,9 @@ def _with(known: TensorType, types: Mapping[str, AxisType]) -> TensorType:
 
 
 def _partial_dtensor(call: str, name: str, axis: str) -> PlacementError:
-    return PlacementError(
-        f"{call}: the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
-        where=call,
+    return refused(
+        call,
+        f"the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
         name=name,
         axis=axis,
         expected="Replicate or Shard",
@@ -251,10 +251,9 @@ def _wire_dtype(call: str, held: Held) -> torch.dtype:
     # The gradient may be of any dtype; it is sent in one that all ranks know.
     wide = torch.promote_types(parameter.dtype, torch.float32)
     if grad is not None and torch.promote_types(grad.dtype, wide) != wide:
-        raise PlacementError(
-            f"{call}: the gradient of {held.name!r} is {grad.dtype}, which {wide} cannot "
-            "hold",
-            where=call,
+        raise refused(
+            call,
+            f"the gradient of {held.name!r} is {grad.dtype}, which {wide} cannot hold",
             name=held.name,
             rule="grad_dtype is None, so ranks without a gradient cannot know its dtype",
             advice=f"{held.name}.grad_dtype = {grad.dtype}",
@@ -267,10 +266,10 @@ def own_memory(call: str, held: Held) -> None:
     grad = held.tensor.grad
     assert grad is not None
     if grad.layout != torch.strided:
-        raise PlacementError(
-            f"{call}: the gradient of {held.name!r} has the layout {grad.layout}, expected "
-            "a dense tensor",
-            where=call,
+        raise refused(
+            call,
+            f"the gradient of {held.name!r} has the layout {grad.layout}, expected a dense "
+            "tensor",
             name=held.name,
             expected=str(torch.strided),
             actual=str(grad.layout),
@@ -289,10 +288,10 @@ def own_memory(call: str, held: Held) -> None:
 
 
 def _reduced_already(call: str, held: Held, axis: str) -> PlacementError:
-    return PlacementError(
-        f"{call}: the gradient of {held.name!r} was reduced already, so it is "
-        f"Replicate on axis {axis!r}, expected Partial",
-        where=call,
+    return refused(
+        call,
+        f"the gradient of {held.name!r} was reduced already, so it is Replicate on axis "
+        f"{axis!r}, expected Partial",
         name=held.name,
         axis=axis,
         expected="Partial",
@@ -342,7 +341,7 @@ def _reduce(bucket: list[Due]) -> None:
         # Between two sums nothing is rounded: the next axis has a dtype of its own.
         said = Dtypes(op, torch.promote_types(op, total.dtype))
         move = Move(
-            _SUM, line_of(mesh, axis), dtypes=said, record=active_ledger(), site=site
+            _SUM, ranks_of(mesh, axis), dtypes=said, record=active_ledger(), site=site
         )
         total = move.run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
@@ -360,9 +359,9 @@ def _reduce(bucket: list[Due]) -> None:
 
 def _give(parameter: Tensor, grad: Tensor) -> None:
     if local_part(parameter)[1]:
-        raise PlacementError(
-            "reduce_gradients: FSDP2 left a parameter without a gradient on one rank only",
-            where="reduce_gradients",
+        raise refused(
+            "reduce_gradients",
+            "FSDP2 left a parameter without a gradient on one rank only",
         )
     parameter.grad = grad
 

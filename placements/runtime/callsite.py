@@ -66,6 +66,11 @@ def caller() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+def located(call: str) -> str:
+    """`call at file:line`: a call of the user's, and where the user's code makes it."""
+    return f"{call} at {caller()}"
+
+
 def name_of(tensor: Tensor) -> str | None:
     """What the user's frame calls this tensor: a local, or an attribute of `self`."""
     frame = user_frame()

@@ -28,7 +28,7 @@ from placements.runtime import tags
 from placements.runtime.callsite import locals_in_hook, name_of
 from placements.runtime.describe import dtype_name, printed
 from placements.runtime.dtensors import local_part
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import PlacementError, refused
 from placements.runtime.reductions import (
     TROUBLES,
     Note,
@@ -323,7 +323,7 @@ def _check_now(leaf: Tensor, note: Note) -> None:
 
 
 def check_noted(
-    call: str, name: str, wanted: TensorType, found: TensorType, note: Note | None
+    where: str, name: str, wanted: TensorType, found: TensorType, note: Note | None
 ) -> None:
     """Refuse a gradient whose type says that it is reduced, if nothing else does.
 
@@ -331,17 +331,17 @@ def check_noted(
     the same then.
     """
     if note is not None and note.trouble:
-        raise in_trouble(call, name, note)
+        raise in_trouble(where, name, note)
     try:
         noted = reduced(wanted, note)
     except Refusal as refusal:
-        raise misfit(call, name, refusal) from None
+        raise misfit(where, name, refusal) from None
     for axis in wanted:
         if wanted[axis] != found[axis] and noted[axis].letter not in "RI":
-            raise PlacementError(
-                f"{call}: the gradient of {name!r} is reduced on axis {axis!r}, but is not "
-                "the result of a typed collective",
-                where=call,
+            raise refused(
+                where,
+                f"the gradient of {name!r} is reduced on axis {axis!r}, but is not the "
+                "result of a typed collective",
                 name=name,
                 axis=axis,
                 expected="Partial, or the result of a typed collective",
@@ -353,11 +353,11 @@ def check_noted(
             )
 
 
-def misfit(call: str, name: str, refusal: Refusal) -> PlacementError:
+def misfit(where: str, name: str, refusal: Refusal) -> PlacementError:
     """The error for a gradient that was reduced as if it were another type."""
-    return PlacementError(
-        f"{call}: the gradient of {name!r} was reduced by other means: {refusal.reason}",
-        where=call,
+    return refused(
+        where,
+        f"the gradient of {name!r} was reduced by other means: {refusal.reason}",
         name=name,
         axis=refusal.axis,
         rule="the gradient of a parameter has the dual of its type: it is summed where "
@@ -367,13 +367,13 @@ def misfit(call: str, name: str, refusal: Refusal) -> PlacementError:
     )
 
 
-def in_trouble(call: str, name: str, note: Note) -> PlacementError:
+def in_trouble(where: str, name: str, note: Note) -> PlacementError:
     """The error for a gradient of which it is not known what it is."""
     trouble, gradient = TROUBLES[note.trouble], f"the gradient of {name!r}"
     step = next(map(str, reversed(note.steps)), "a collective")
-    return PlacementError(
-        f"{call}: {trouble.headline.format(gradient=gradient, step=step)}",
-        where=call,
+    return refused(
+        where,
+        trouble.headline.format(gradient=gradient, step=step),
         name=name,
         axis=note.steps[-1].axis if note.steps else None,
         expected="Partial",

@@ -46,6 +46,9 @@ class Ledger:
 _active: Scoped[Ledger | None] = Scoped("placements_ledger", None)
 
 
+active_ledger = _active.get
+
+
 def ledger() -> Block[Ledger]:
     """Record every typed collective until the block ends, backward included."""
     return activated(Ledger(outer=active_ledger()))
@@ -56,7 +59,3 @@ def activated(record: Ledger) -> Steps[Ledger]:
     """Tell `record` of every typed collective until the block ends."""
     with _active.hold(record):
         yield record
-
-
-def active_ledger() -> Ledger | None:
-    return _active.get()

@@ -162,7 +162,10 @@ _READ = "_placements_read"
 
 def note_of(tensor: Tensor) -> Note | None:
     """What is known to have happened to a gradient; a write that is not watched shows."""
-    memory = memory_of(tensor)
+    return _note_on(tensor, memory_of(tensor))
+
+
+def _note_on(tensor: Tensor, memory: Any) -> Note | None:
     note = cast(Note | None, getattr(tensor, _NOTE, None) or getattr(memory, _NOTE, None))
     if note is None:
         read = cast(Read | None, getattr(memory, _READ, None))
@@ -214,36 +217,40 @@ def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
     With nothing known of `x`, outside of backward, only a sum makes a gradient something
     else. Returns the step if it was noted in backward.
     """
-    memory = None if torch.compiler.is_compiling() else memory_of(result)
+    if torch.compiler.is_compiling():
+        return None
+    is_sum = step.is_sum
+    memory, source, node = memory_of(result), memory_of(x), backward_node()
     if memory is None:
         return None
-    before, node = note_of(x), backward_node()
-    if node is None and before is None and not step.is_sum:
+    version, before = version_of(result), _note_on(x, source)
+    if node is None and before is None and not is_sum:
         return None
     if node is not None:
         step = step._replace(site=caller())
     leaf = None if node is None else leaf_of(node)
     if before is None:
-        note = Note((step,), version_of(result))
+        note = Note((step,), version)
     else:
         steps = followed_by(before.steps, step)
-        note = Note(steps, version_of(result), trouble=before.trouble)
+        note = Note(steps, version, trouble=before.trouble)
     # A cast has the memory of its input. What the backward of a Function gives is not the
     # gradient of a leaf, though a leaf may take over its memory.
-    on_memory = memory is not memory_of(x) and (node is None or leaf is not None)
+    on_memory = memory is not source and (node is None or leaf is not None)
     setattr(memory if on_memory else result, _NOTE, note)
-    if before is None and step.is_sum:
-        _note_read(x, step, node is not None, leaf)
+    if before is None and is_sum and tags.get(x) is None:
+        _note_read(x, source, step, node is not None, leaf)
     return None if node is None else step
 
 
-def _note_read(x: Tensor, step: Step, hooked: bool, leaf: Tensor | None) -> None:
+def _note_read(
+    x: Tensor, memory: Any, step: Step, hooked: bool, leaf: Tensor | None
+) -> None:
     """Note that the memory of `x`, which may be that of a gradient, was summed."""
-    memory = memory_of(x)
     if hooked and (leaf is None or leaf.grad is None or memory_of(leaf.grad) is not memory):
         return  # a gradient on its way, which is followed
     is_new = getattr(memory, _READ, None) is None
-    if is_new and not (x.requires_grad and not hooked) and tags.get(x) is None:
+    if is_new and not (x.requires_grad and not hooked):
         setattr(memory, _READ, Read(step, weakref.ref(_owner(x)), version_of(x)))
 
 

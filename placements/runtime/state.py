@@ -122,12 +122,13 @@ def observer() -> Observer | None:
 def suspended(*, in_backward: bool = False) -> Steps[None]:
     """Checking is off inside: backward, hooks and recomputation are not checked."""
     outside, was_in_backward = block_here.get(), _in_backward.get()
-    put_back = together(
-        [partial(block_here.set, outside), partial(_in_backward.set, was_in_backward)]
-    )
+    put_back = partial(block_here.set, outside)
+    if in_backward != was_in_backward:
+        put_back = together([put_back, partial(_in_backward.set, was_in_backward)])
     try:
         block_here.set(None)
-        _in_backward.set(in_backward)
+        if in_backward != was_in_backward:
+            _in_backward.set(in_backward)
         yield
     finally:
         put_back()

@@ -43,7 +43,7 @@ class TensorType(Mapping[str, AxisType]):
         self.index = index
         self.fresh = fresh
         self.pads = pads
-        self._hash = hash((mesh, types, orders, index, fresh, pads))
+        self._hash: int | None = None  # until somebody asks
 
     def __getitem__(self, axis: str) -> AxisType:
         return self.types[self.mesh.position[axis]]
@@ -60,6 +60,10 @@ class TensorType(Mapping[str, AxisType]):
         return iter(axes)
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(
+                (self.mesh, self.types, self.orders, self.index, self.fresh, self.pads)
+            )
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -67,7 +71,7 @@ class TensorType(Mapping[str, AxisType]):
             return True
         if isinstance(other, TensorType):
             return (
-                self._hash == other._hash
+                hash(self) == hash(other)
                 and self.types == other.types
                 and self.orders == other.orders
                 and self.mesh == other.mesh

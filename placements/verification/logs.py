@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import Details, PlacementError
 from placements.runtime.fingerprints import Fingerprint
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
@@ -120,6 +120,11 @@ class Lie(NamedTuple):
 
     position: int
     error: PlacementError
+
+
+def contradiction(where: str, problem: str, **details: Unpack[Details]) -> PlacementError:
+    """`verify: where: problem`: the error for what was logged at `where`."""
+    return PlacementError(f"verify: {where}: {problem}", where=where, **details)
 
 
 # By rank: the place of each of its entries in the order of the whole program.

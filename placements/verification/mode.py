@@ -23,7 +23,7 @@ from placements.checker.mode import Typecheck
 from placements.collectives.objects import from_all_ranks
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, UsedWithWith
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located, name_of
 from placements.runtime.errors import PlacementError
 from placements.runtime.fingerprints import Fingerprint, project
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
@@ -190,7 +190,7 @@ class Verify(Typecheck):
         letters = {t.letter for t in found.types}
         if letters <= {"V"}:
             return
-        site, called = f"{where} at {caller()}", name or name_of(x) or "x"
+        site, called = located(where), name or name_of(x) or "x"
         self._calls[site, called] += 1
         call = self._calls[site, called]
         with unseen(), torch.no_grad():
@@ -217,7 +217,7 @@ class Verify(Typecheck):
         drawing = Drawing.of(args, kwargs or {})
         result = super().__torch_function__(func, types, args, kwargs)
         if drawing.happened() and drawing.mesh().device_mesh is not None:
-            self._drew(f"{known.op.name} at {caller()}", drawing)
+            self._drew(located(known.op.name), drawing)
         return result
 
     def _drew(self, where: str, drawing: Drawing) -> None:

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from placements.runtime.errors import PlacementError
 from placements.types.axis import WORDS
-from placements.verification.logs import Draw, Lie, Log, Positions, placed_entries
+from placements.verification.logs import (
+    Draw,
+    Lie,
+    Log,
+    Positions,
+    contradiction,
+    placed_entries,
+)
 
 # A draw, and its place in the order of the program.
 _Placed = tuple[int, Draw]
@@ -64,10 +71,10 @@ def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
     who = f"ranks {ranks[0]} and {ranks[1]}"
     kind = WORDS[draw.letters[axis]]
     if axis in draw.shared:
-        return PlacementError(
-            f"verify: {draw.where}: {who} of axis {axis!r} draw different numbers for "
-            f"{draw.name}, but shared_generator({axis!r}) says that they draw the same",
-            where=draw.where,
+        return contradiction(
+            draw.where,
+            f"{who} of axis {axis!r} draw different numbers for {draw.name}, but "
+            f"shared_generator({axis!r}) says that they draw the same",
             name=draw.name,
             axis=axis,
             expected="one state of the generators",
@@ -77,10 +84,10 @@ def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
             advice="seed all ranks of the axis alike (torch.manual_seed(seed)), and let "
             f"ranks draw numbers of their own only inside own_generator({axis!r})",
         )
-    return PlacementError(
-        f"verify: {draw.where}: {who} of axis {axis!r} draw the same numbers for "
-        f"{draw.name}, which is {kind} there",
-        where=draw.where,
+    return contradiction(
+        draw.where,
+        f"{who} of axis {axis!r} draw the same numbers for {draw.name}, which is {kind} "
+        "there",
         name=draw.name,
         axis=axis,
         expected="a state of its own on each rank",
