@@ -17,14 +17,14 @@ from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch, refused_call, type_or_error, wrong_type
-from placements.runtime.leaf_gradients import (
+from placements.runtime.gradient_notes import note_of, put_note, reduced
+from placements.runtime.gradient_watch import (
     check_noted,
     hooked_type,
     misfit,
     settle,
     watch,
 )
-from placements.runtime.reductions import note_of, put_note, reduced
 from placements.runtime.state import observer, suspended
 from placements.types.axis import BY_LETTER
 from placements.types.tensor import ZERO, from_factory

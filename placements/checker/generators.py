@@ -97,7 +97,7 @@ def _state(generator: torch.Generator | None, device: torch.device) -> Tensor | 
     return torch.get_device_module(device).get_rng_state(device)
 
 
-class Drawing(NamedTuple):
+class RandomOp(NamedTuple):
     """A random op that is about to run: for which value, from which state."""
 
     known: TensorType | None  # the type of the value, if it has been said
@@ -107,7 +107,7 @@ class Drawing(NamedTuple):
     state: int | None
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Drawing":
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "RandomOp":
         arguments = (*args, *kwargs.values())
         target = next((a for a in arguments if isinstance(a, Tensor)), None)
         known = None if target is None else tags.get(target)

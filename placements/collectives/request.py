@@ -36,10 +36,10 @@ from placements.inference.terms import Operand, Refusal
 from placements.inference.transitions import Transition, find, unchanged
 from placements.runtime import tags
 from placements.runtime.errors import type_or_error
-from placements.runtime.leaf_gradients import follow_hook
+from placements.runtime.gradient_notes import Step, note_move
+from placements.runtime.gradient_watch import follow_hook
 from placements.runtime.ledger import Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
-from placements.runtime.reductions import Step, note_move
 from placements.runtime.state import current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
 from placements.types.extents import Even, Extent, Padded

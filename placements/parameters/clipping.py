@@ -30,7 +30,7 @@ from placements.parameters.held import (
 from placements.runtime import tags
 from placements.runtime.dtensors import local_part
 from placements.runtime.errors import mismatch
-from placements.runtime.leaf_gradients import watch_noted
+from placements.runtime.gradient_watch import watch_noted
 from placements.runtime.state import suspended
 from placements.types.axis import R
 from placements.types.mesh import Mesh

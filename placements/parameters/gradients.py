@@ -29,7 +29,8 @@ from placements.runtime import tags
 from placements.runtime.callsite import caller
 from placements.runtime.dtensors import local_part
 from placements.runtime.errors import PlacementError, mismatch, refused
-from placements.runtime.leaf_gradients import (
+from placements.runtime.gradient_notes import Note, Step, note_of, put_note, reduced
+from placements.runtime.gradient_watch import (
     check_noted,
     in_trouble,
     misfit,
@@ -38,7 +39,6 @@ from placements.runtime.leaf_gradients import (
     watch_noted,
 )
 from placements.runtime.ledger import active_ledger
-from placements.runtime.reductions import Note, Step, note_of, put_note, reduced
 from placements.runtime.state import observer, suspended
 from placements.types.axis import AxisType, P, R
 from placements.types.tensor import TensorType

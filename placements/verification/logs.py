@@ -63,7 +63,7 @@ class Event(NamedTuple):
     cause: str = ""  # of a gradient: the letter of the value
 
 
-class Draw(NamedTuple):
+class RandomDraw(NamedTuple):
     """Random numbers that were drawn: by which op, from which state of a generator."""
 
     where: str
@@ -84,7 +84,7 @@ Key = tuple[str, str, int, str, str, int]
 class Log:
     """What one rank saw of a step, in the order in which it happened."""
 
-    entries: list[Event | Draw] = field(default_factory=list[Event | Draw])
+    entries: list[Event | RandomDraw] = field(default_factory=list[Event | RandomDraw])
     # Parameters that took part and got no gradient, if any parameter got one.
     without_gradient: list[str] = field(default_factory=list[str])
     backward_ran: bool = False
@@ -156,7 +156,7 @@ def program_order(logs: Mapping[int, Log]) -> Positions:
     return {rank: [place[key] for key in keys] for rank, keys in by_rank.items()}
 
 
-T = TypeVar("T", Event, Draw)
+T = TypeVar("T", Event, RandomDraw)
 
 
 def placed_entries(

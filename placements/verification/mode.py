@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from placements._torch import on_accumulation, on_gradient, unseen, version_of
-from placements.checker.generators import Drawing
+from placements.checker.generators import RandomOp
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.mode import Typecheck
 from placements.collectives.objects import from_all_ranks
@@ -38,10 +38,10 @@ from placements.verification.logs import (
     GRADIENT,
     VALUE,
     Claim,
-    Draw,
     Event,
     Log,
     MeshKey,
+    RandomDraw,
     claims_of,
 )
 
@@ -90,7 +90,7 @@ class Verifying(UsedWithWith):
         return Verifying(*self._arguments)  # as a decorator: one for each call
 
     def __enter__(self) -> "Verify":
-        self._block = _Held(Verify(*self._arguments))
+        self._block = _VerifyBlock(Verify(*self._arguments))
         return self._block.__enter__()
 
     def __exit__(
@@ -103,7 +103,7 @@ class Verifying(UsedWithWith):
         self._block.close()
 
 
-class _Held(Block["Verify"]):
+class _VerifyBlock(Block["Verify"]):
     """The steps of a mode, held by the block alone."""
 
     def __init__(self, mode: "Verify") -> None:
@@ -214,18 +214,18 @@ class Verify(Typecheck):
         draws = known.__class__ is Call and known.takes_shared
         if not draws or current.mode is not self:
             return super().__torch_function__(func, types, args, kwargs)
-        drawing = Drawing.of(args, kwargs or {})
+        op = RandomOp.of(args, kwargs or {})
         result = super().__torch_function__(func, types, args, kwargs)
-        if drawing.happened() and drawing.mesh().device_mesh is not None:
-            self._drew(located(known.op.name), drawing)
+        if op.happened() and op.mesh().device_mesh is not None:
+            self._drew(located(known.op.name), op)
         return result
 
-    def _drew(self, where: str, drawing: Drawing) -> None:
+    def _drew(self, where: str, op: RandomOp) -> None:
         self._calls[where, ""] += 1
-        assert drawing.state is not None
+        assert op.state is not None
         self._log.entries.append(
-            Draw(where, self._calls[where, ""], drawing.name, self._key(drawing.mesh()),
-                 drawing.letters(), drawing.shared, drawing.state)
+            RandomDraw(where, self._calls[where, ""], op.name, self._key(op.mesh()),
+                 op.letters(), op.shared, op.state)
         )  # fmt: skip
 
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:

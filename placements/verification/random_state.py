@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from placements.runtime.errors import PlacementError
 from placements.types.axis import WORDS
 from placements.verification.logs import (
-    Draw,
     Lie,
     Log,
     Positions,
+    RandomDraw,
     contradiction,
     placed_entries,
 )
 
 # A draw, and its place in the order of the program.
-_Placed = tuple[int, Draw]
+_Placed = tuple[int, RandomDraw]
 
 
 def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
     """The draws whose generators are not in the states that the program claims."""
-    draws, meshes = placed_entries(logs, at, Draw)
+    draws, meshes = placed_entries(logs, at, RandomDraw)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():
@@ -59,7 +59,7 @@ def _along(
             yield Lie(position, _error(axis, first, ranks[:2]))
 
 
-def _alike(drew: Mapping[int, Draw]) -> list[int]:
+def _alike(drew: Mapping[int, RandomDraw]) -> list[int]:
     """The first ranks that draw from one state."""
     by_state: dict[int, list[int]] = {}
     for rank, draw in drew.items():
@@ -67,7 +67,7 @@ def _alike(drew: Mapping[int, Draw]) -> list[int]:
     return next((ranks for ranks in by_state.values() if len(ranks) > 1), list[int]())
 
 
-def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
+def _error(axis: str, draw: RandomDraw, ranks: Sequence[int]) -> PlacementError:
     who = f"ranks {ranks[0]} and {ranks[1]}"
     kind = WORDS[draw.letters[axis]]
     if axis in draw.shared:

@@ -3,7 +3,7 @@
 Types are not followed in hooks, nor with checking off. Yet a hook, or an assignment to
 `.grad`, may reduce a gradient, and a second sum would count it once for every rank. So a
 typed collective notes on the memory of its result what it did, which every view of it
-shares, and on that of its input that it was summed. `leaf_gradients.py` carries notes over
+shares, and on that of its input that it was summed. `gradient_watch.py` carries notes over
 to what backward makes of the result.
 """
 
@@ -46,10 +46,7 @@ class Step(NamedTuple):
         return self.src.letter == "P" and self.dst.letter in "RI"
 
 
-Steps = tuple[Step, ...]
-
-
-def followed_by(steps: Steps, step: Step) -> Steps:
+def followed_by(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
     """One step for each axis, from the first type to the last.
 
     A step that takes the value for what it is not stays apart: it is one sum too many,
@@ -73,7 +70,7 @@ def _fits(found: AxisType, wanted: AxisType) -> bool:
 class Note(NamedTuple):
     """What happened to a gradient since backward made it."""
 
-    steps: Steps = ()
+    steps: tuple[Step, ...] = ()
     version: int = 0  # the count of writes to the tensor when it was noted
     watched: bool = False  # what backward adds is seen; other writes only scale it
     by_us: bool = False  # reduce_gradients did it
@@ -306,7 +303,7 @@ def _take(types: dict[str, AxisType], axis: str, step: Step) -> None:
 def _take_presented(
     types: dict[str, AxisType], target: Mesh, mesh: Mesh, steps: dict[str, Step]
 ) -> None:
-    """Steps on another presentation of the ranks, said on the axes of `target`."""
+    """Apply steps that were made on another mesh over the same ranks to types on `target`."""
     if mesh.rank_order() != target.rank_order():
         raise Refusal(f"it was reduced on {mesh!r}, which is not over the same ranks")
     for old, new in blocks(mesh, target):

@@ -29,7 +29,7 @@ from placements.runtime.callsite import locals_in_hook, name_of
 from placements.runtime.describe import dtype_name, printed
 from placements.runtime.dtensors import local_part
 from placements.runtime.errors import PlacementError, refused
-from placements.runtime.reductions import (
+from placements.runtime.gradient_notes import (
     TROUBLES,
     Note,
     Step,
