@@ -1,4 +1,4 @@
-"""What the checker does at the entrances to backward.
+"""What the checker does where backward begins, and with gradients that it leaves.
 
 Backward itself is not checked op by op: its types follow from the forward types. What is
 checked is what enters it, and what comes out gets the type of a gradient.

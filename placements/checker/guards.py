@@ -1,8 +1,8 @@
-"""Functions and collectives that a torch-function mode does not see, as they are checked.
+"""Calls that bypass the torch-function mode, and are intercepted while checking is on.
 
 `autograd.Function.apply` hides a backward that nobody checked, and a raw collective moves
-data between ranks behind the types. `patches.py` puts these in the place of torch's own
-methods for as long as a block is open.
+data between ranks behind the types. `patches.py` puts these functions in the place of
+torch's own methods for as long as a block is open.
 """
 
 from typing import Any, cast
@@ -46,7 +46,7 @@ OF_A_CUSTOM_OP = "GeneratedBackwardFor_"
 
 
 def checked_function(apply: Any) -> Any:
-    """`Function.apply` that asks what the Function does to placements.
+    """A `Function.apply` that asks what the Function does to placements.
 
     torch 2.13 has a classmethod there, torch 2.14 and later a C method; both bind to a
     class.
@@ -120,7 +120,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def refusing_objects(to_tensor: Any) -> Any:
-    """What makes tensors of Python objects, refused where raw collectives are."""
+    """The function that makes tensors of Python objects, refused like raw collectives."""
 
     def refusing(*args: Any) -> Any:
         mode = current.mode
@@ -159,7 +159,7 @@ def typed_call(name: str) -> str | None:
 def raw_collective(
     name: str, group: Any = None, args: tuple[Any, ...] = ()
 ) -> PlacementError:
-    """The error for a collective that goes round the types."""
+    """The error for a collective that bypasses the types."""
     typed = typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
     tensors = _tensors_in(args)
     what = next((found for found in map(name_of, tensors) if found), "")

@@ -1,8 +1,8 @@
 """`pad_rows`: rows of padding that are known as such, and the mask that tells them apart.
 
-Whatever holds such rows says so in its type. They are never summed, counted or looked at
-along with the others: mask them (`torch.where(valid, x, 0)`), or leave them out
-(`x[valid]`, `x[:n]`).
+The type of a tensor says whether it holds such rows. They are never summed, counted or
+looked at along with the other rows: mask them (`torch.where(valid, x, 0)`), or leave them
+out (`x[valid]`, `x[:n]`).
 """
 
 import torch
@@ -69,7 +69,8 @@ def _mask_type(padded: TensorType, rows: int) -> TensorType:
 def declare_padding(x: Tensor, known: TensorType, valid: Tensor) -> TensorType:
     """The type of `x` whose first dims have rows of padding where `valid` is False.
 
-    The mask becomes one, if it is not yet. Raises ArgumentError if it does not fit.
+    `valid` gets the type of a mask, if it has none yet. Raises ArgumentError if `valid`
+    does not fit `x`.
     """
     mask = type_or_error(valid, "assert_type")
     dims = tuple(range(valid.dim()))

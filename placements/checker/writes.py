@@ -84,7 +84,7 @@ def _written_argument(call: str, seen: _Seen) -> PlacementError:
 
 
 def count_write(value: Any) -> None:
-    """Let torch know of tensors that were written behind its version counters."""
+    """Count a write to tensors that a kernel wrote without torch counting it."""
     if isinstance(value, Tensor):
         if not value.is_inference():
             torch.autograd.graph.increment_version(value)
@@ -94,7 +94,7 @@ def count_write(value: Any) -> None:
 
 
 def watched_set(original: Any) -> Any:
-    """`Tensor.set_` that refuses to give a tensor with a type another memory."""
+    """A `Tensor.set_` that refuses to give other memory to a tensor with a type."""
 
     def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if current.mode is not None and _is_declared(self):
@@ -107,7 +107,7 @@ def watched_set(original: Any) -> Any:
                 advice="copy_ the values, or use the other tensor",
             )
         if current.mode is not None:
-            tags.clear(self)  # as fresh memory it had one; this comes from outside
+            tags.clear(self)  # a factory's type is about the old memory
         return original(self, *args, **kwargs)
 
     return set_

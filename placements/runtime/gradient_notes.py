@@ -1,10 +1,10 @@
-"""What typed collectives did to a gradient, noted on it, with checking on or off.
+"""Notes on gradients: what typed collectives did to them, with checking on or off.
 
 Types are not followed in hooks, nor with checking off. Yet a hook, or an assignment to
-`.grad`, may reduce a gradient, and a second sum would count it once for every rank. So a
-typed collective notes on the memory of its result what it did, which every view of it
-shares, and on that of its input that it was summed. `gradient_watch.py` carries notes over
-to what backward makes of the result.
+`.grad`, may reduce a gradient, and a second sum would count the gradient once for every
+rank. So a typed collective notes what it did on the memory of its result, which all views
+share. If it is a sum, it also notes on the memory of its input that the input was summed.
+`gradient_watch.py` carries notes over to what backward makes of the result.
 """
 
 import weakref
@@ -47,10 +47,10 @@ class Step(NamedTuple):
 
 
 def followed_by(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
-    """One step for each axis, from the first type to the last.
+    """The steps with one more, merged into one step per axis from first type to last.
 
-    A step that takes the value for what it is not stays apart: it is one sum too many,
-    or none of a gradient, and no later step mends it. So there are never many.
+    A step that expects another type than the value has is kept apart, since no later step
+    makes it right. At most two steps are kept for an axis, so the list stays short.
     """
     same = [old for old in steps if old.place == step.place]
     if not same:
@@ -74,26 +74,26 @@ class Note(NamedTuple):
     version: int = 0  # the count of writes to the tensor when it was noted
     watched: bool = False  # what backward adds is seen; other writes only scale it
     by_us: bool = False  # reduce_gradients did it
-    trouble: str = ""  # a key of TROUBLES: what is in it is not known
+    trouble: str = ""  # a key of TROUBLES: why nobody knows what the gradient holds
 
     def in_trouble(self, trouble: str) -> "Note":
         return self._replace(trouble=self.trouble or trouble)
 
     def effect(self) -> frozenset[Any]:
-        """What two notes have in common if gradients that have them can be added."""
+        """A value that two notes share if gradients with these notes can be added."""
         ends = ((s.place, "RI" if s.dst.letter in "RI" else s.dst) for s in self.steps)
         return frozenset(Counter(ends).items())
 
 
 class Read(NamedTuple):
-    """Memory that was handed to a sum: the step, by which name, and its writes then."""
+    """A note on memory that was handed to a sum: by which step and which tensor."""
 
     step: Step
-    owner: Any  # a weak reference to the tensor, or to what it is a view of
-    version: int
+    owner: Any  # a weak reference to the tensor, or to the tensor that it is a view of
+    version: int  # the count of writes to the memory at that time
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Whether the memory is known to be as it was; `.data` hides writes to it."""
+        """Whether the memory is certainly as it was; torch counts no write to `.data`."""
         return self.owner() is _owner(tensor) and self.version == version_of(tensor)
 
 
@@ -102,7 +102,7 @@ def _owner(tensor: Tensor) -> Tensor:
 
 
 class Trouble(NamedTuple):
-    """Why it is not known what a gradient is, and what to do."""
+    """Why nobody knows what a gradient holds, and what to do about it."""
 
     headline: str
     actual: str
@@ -158,7 +158,7 @@ _READ = "_placements_read"
 
 
 def note_of(tensor: Tensor) -> Note | None:
-    """What is known to have happened to a gradient; a write that is not watched shows."""
+    """The note of a gradient; it says so if the gradient was written unwatched since."""
     return _note_on(tensor, memory_of(tensor))
 
 
@@ -175,12 +175,12 @@ def _note_on(tensor: Tensor, memory: Any) -> Note | None:
 
 
 def put_note(tensor: Tensor, note: Note) -> None:
-    """Note of a gradient whose additions are watched from now on."""
+    """Put a note on a gradient whose additions are watched from now on."""
     setattr(tensor, _NOTE, note._replace(version=version_of(tensor), watched=True))
 
 
 def forget(tensor: Tensor) -> None:
-    """The gradient starts anew in the same memory."""
+    """Drop the type and the notes of a gradient that starts anew in the same memory."""
     tags.clear(tensor)
     for place in (tensor, memory_of(tensor)):
         for name in (_NOTE, _READ):
@@ -196,13 +196,13 @@ def was_written(tensor: Tensor) -> bool:
 
 
 def was_read(tensor: Tensor) -> bool:
-    """Whether a sum has read the memory and it is as it was."""
+    """Whether a sum has read the memory and nobody has written to the memory since."""
     read = cast(Read | None, getattr(memory_of(tensor), _READ, None))
     return read is not None and read.is_untouched(tensor)
 
 
 def read_again(tensor: Tensor) -> None:
-    """Backward has added to memory that a sum has read."""
+    """Update the note on memory that a sum has read: backward has added to the memory."""
     memory = memory_of(tensor)
     read = cast(Read, getattr(memory, _READ))
     setattr(memory, _READ, read._replace(version=version_of(tensor)))
@@ -252,10 +252,10 @@ def _note_read(
 
 
 def reduced(wanted: TensorType, note: Note | None) -> TensorType:
-    """What a gradient of type `wanted` is after what is noted.
+    """The type of a gradient that was `wanted` before the noted steps.
 
-    Raises Refusal if it is not what a collective took it for, or was reduced over ranks
-    that the axes of its mesh cannot name.
+    Raises Refusal if a collective took the gradient for another type than it had, or
+    reduced it over ranks that the axes of its mesh cannot name.
     """
     if note is None or not note.steps:
         return wanted
@@ -303,7 +303,7 @@ def _take(types: dict[str, AxisType], axis: str, step: Step) -> None:
 def _take_presented(
     types: dict[str, AxisType], target: Mesh, mesh: Mesh, steps: dict[str, Step]
 ) -> None:
-    """Apply steps that were made on another mesh over the same ranks to types on `target`."""
+    """Apply steps on `mesh` to the types on `target`, a mesh over the same ranks."""
     if mesh.rank_order() != target.rank_order():
         raise Refusal(f"it was reduced on {mesh!r}, which is not over the same ranks")
     for old, new in blocks(mesh, target):

@@ -1,7 +1,7 @@
 """The record of what typed collectives sent: axis, kind, bytes, dtype, caller.
 
-A record of one step is its communication ledger; ranks whose records differ are out of
-lockstep.
+The record of one training step is its communication ledger. Ranks whose records differ
+did not run the same collectives.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class Ledger:
     """The collectives of a step, in the order in which this rank ran them."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
-    outer: "Ledger | None" = None  # of a block around this one, which records too
+    outer: "Ledger | None" = None  # the ledger of a block around this one
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
