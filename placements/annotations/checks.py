@@ -1,7 +1,7 @@
 """The checks of one call: values against annotations, all failures reported together.
 
-Shapes and dtypes by jaxtyping, placements by `On`, everything that is not a tensor by
-beartype. A placement variable is bound by the first argument that it annotates.
+jaxtyping checks shapes and dtypes, `On` placements, and beartype everything that is not a
+tensor. A placement variable is bound by the first argument that it annotates.
 """
 
 import functools
@@ -214,7 +214,7 @@ class Checks:
         self.failures.append(Failure(name, text, axis, expected, actual, fix))
 
     def finish(self) -> None:
-        """Raise one error for all that failed; else tell who watches values."""
+        """Raise one error for all failures, or else tell the listener of the values."""
         if not self.failures:
             watcher = observer()
             for name, value, known in self.crossed if watcher is not None else ():
@@ -265,7 +265,7 @@ def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
 
 UNIONS = (Union, python_types.UnionType)
 
-# What to write for a dtype, the likeliest first. None rounds: that is for the user to say.
+# The cast to suggest for a dtype, the likeliest first. No cast that rounds is suggested.
 CASTS = (
     ("float32", "float()"),
     ("float64", "double()"),

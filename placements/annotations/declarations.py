@@ -1,4 +1,4 @@
-"""Declare the type of a tensor, ask for it, and trust an opaque function's types."""
+"""Declare the types of tensors and of a module's parameters, and ask for a type."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -98,7 +98,7 @@ def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
 
 
 def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
-    """A tensor that was said to be something else is not declared anew."""
+    """Raise PlacementError if the tensor already has another type."""
     known = tags.get(tensor)
     if current.mode is None or known is None or known.fresh is not None:
         return
@@ -113,7 +113,7 @@ def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
         )  # fmt: skip
 
 
-# Modules that are never called: whoever holds them uses their parameters.
+# Modules that are never called: the module that holds them uses their parameters.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
 
 

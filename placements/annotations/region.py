@@ -1,4 +1,4 @@
-"""`region`: declared types around an opaque function."""
+"""`region`: declare the types around a function whose ops are not all known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast

@@ -34,7 +34,7 @@ class Move:
     sends: tuple[int, ...] = ()  # of an exchange
     receives: tuple[int, ...] = ()
     dtypes: Dtypes = NOTHING_SAID
-    gradient_dtype: torch.dtype | None = None  # in which backward sums, unless said
+    gradient_dtype: torch.dtype | None = None  # in which backward sums by default
     record: Ledger | None = None
     site: str = ""
     is_backward: bool = False
@@ -93,7 +93,7 @@ class Move:
 
 
 def _on_one_rank(move: Move, x: Tensor) -> Tensor:
-    """Whatever the action, nothing moves: the value itself; a dim comes or goes."""
+    """Do any action over one rank: the value stays, and only a dim may come or go."""
     if move.row.dims_added == 1:  # not unsqueeze: its backward gives a view
         return x.repeat(*[1] * (x.dim() + 1)).movedim(0, move.new_dim)
     if move.row.dims_added == -1:

@@ -1,7 +1,7 @@
-"""Every rank's Python object to every rank: for reports, not for training.
+"""Send every rank's Python object to every rank: for reports, not for training.
 
-Runs over groups that there are anyway and makes none of its own. One collective of a
-fixed size carries most reports: several small ones would cost more than the step.
+Uses existing process groups and creates none. One collective of a fixed size carries most
+reports, because several small collectives would cost more than the training step.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from placements.types.mesh import Mesh
 
 T = TypeVar("T")
 
-# Bytes that are sent at first; the length of the message takes the first 8 of them.
+# Bytes of the first collective. The first 8 of them hold the length of the message.
 _FIRST = 1 << 14
 _HEADER = 8
 

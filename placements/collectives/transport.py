@@ -1,7 +1,7 @@
-"""The actions of transitions on local tensors: with a process group, or shapes alone.
+"""What transitions do to local tensors, with a process group or by shapes alone.
 
-No types and no autograd here. Pieces of unequal length are padded on the way into a
-collective that needs equal ones and trimmed on the way out.
+There are no types and no autograd here. Pieces of unequal length are padded on the way
+into a collective that needs equal ones, and trimmed on the way out.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from placements.types.meaning import put_pieces, take_piece
 class AxisRanks:
     """The ranks of one mesh axis, seen from one of them.
 
-    No group, but several ranks: nothing is sent, and shapes alone result. Over one rank
-    `moves` does not come here.
+    If there are several ranks but no group, nothing is sent, and only the shapes of
+    results are right. Over one rank `moves` calls nothing here.
     """
 
     axis: str
@@ -120,7 +120,7 @@ def place_piece(ranks: AxisRanks, x: Tensor, dim: int, extent: Extent) -> Tensor
 def cut_along_another(
     ranks: AxisRanks, x: Tensor, old: tuple[int, Extent], new: tuple[int, Extent]
 ) -> Tensor:
-    """Pieces along the old dim -> pieces along the new dim."""
+    """Pieces along the old dim -> pieces along the new dim, by an all-to-all."""
     (old_dim, old_extent), (new_dim, new_extent) = old, new
     long_old, long_new = longest(old_extent), longest(new_extent)
     blocks = [

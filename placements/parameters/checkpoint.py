@@ -71,7 +71,7 @@ def load_global_state_dict(
 
 def _joined(held: Held) -> Tensor:
     mesh, tensor = held.type.mesh, cast(Any, held.tensor)
-    # What a DTensor is on its own axes is for it to join.
+    # A DTensor joins its pieces on its own axes itself.
     value: Tensor = tensor.full_tensor() if local_part(tensor)[1] else tensor.clone()
     for axis in reversed(list(held.type)):
         t = held.type[axis]
@@ -137,7 +137,7 @@ def _check_names(call: str, mine: set[str], given: set[str]) -> None:
 
 
 def _compare_shapes(call: str, held: list[Held], mesh: Mesh) -> None:
-    """Refuse before the first collective what would not meet its peers in it."""
+    """Raise PlacementError, before any collective, if ranks declare a name differently."""
     mine = {one.name: (str(one.tensor.dtype), *_described(one)) for one in held}
     for (rank, first), (other, second) in pairwise(from_all_ranks(mesh, mine).items()):
         for name in [*first, *(name for name in second if name not in first)]:

@@ -197,7 +197,7 @@ class Due(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What gradients have in common that travel together."""
+        """What gradients must have in common to be sent together."""
         where = self.held.type.mesh, self.held.tensor.device
         return *where, self.axes, self.dtype, self.op_dtypes
 
@@ -207,7 +207,7 @@ def _due(
 ) -> Iterator[Due]:
     """The gradients that need a sum; the same on every rank.
 
-    What hooks or assignments have reduced is left as it is.
+    A gradient that hooks or assignments have reduced is left as it is.
     """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
         handled = local_part(held.tensor)[1]
@@ -232,7 +232,7 @@ def _due(
 def _op_dtypes(
     call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
 ) -> tuple[torch.dtype, ...]:
-    """In which dtype to sum over each axis; where nothing is said, as wide as it came."""
+    """The dtype in which to sum over each axis: by default no narrower than the input."""
     found: list[torch.dtype] = []
     widest = dtype
     for axis in axes:
@@ -244,7 +244,7 @@ def _op_dtypes(
 
 
 def _wire_dtype(call: str, held: Held) -> torch.dtype:
-    """Known without a gradient too: other ranks may have one where this has none."""
+    """The dtype in which all ranks send a gradient, also a rank that has none."""
     parameter, grad = held.tensor, held.tensor.grad
     if parameter.grad_dtype is not None:
         return parameter.grad_dtype
@@ -262,7 +262,7 @@ def _wire_dtype(call: str, held: Held) -> torch.dtype:
 
 
 def own_memory(call: str, held: Held) -> None:
-    """Make sure that a gradient can be written: dense, each element in its own place."""
+    """Make sure that a gradient can be written in place: dense, no memory shared."""
     grad = held.tensor.grad
     assert grad is not None
     if grad.layout != torch.strided:
@@ -367,7 +367,7 @@ def _give(parameter: Tensor, grad: Tensor) -> None:
 
 
 def _mark(one: Due, grad: Tensor) -> None:
-    """Note on the gradient that it is reduced; from now on watch for what is added."""
+    """Note on the gradient that it is reduced, and watch what backward adds from now on."""
     mesh, earlier = one.held.type.mesh, one.note or Note()
     steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in one.axes)
     put_note(grad, Note((*earlier.steps, *steps), by_us=True))

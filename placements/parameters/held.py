@@ -137,7 +137,7 @@ def _add(
     said: TypesLike | None,
     meshes: Sequence[Mesh],
 ) -> None:
-    """Add a tensor; one that is tied under several names may be declared under any."""
+    """Add a tensor; a tensor with several names may be declared under any of them."""
     mesh = meshes[0] if said is None else _mesh_of(call, name, said, meshes)
     known = found.get(id(tensor))
     if said is None:
@@ -160,7 +160,10 @@ _UNDECLARED = TensorType(Mesh({}), ())
 
 
 def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[Held]:
-    """What was found, if all of it is declared; on one rank nothing needs to be."""
+    """The tensors that were found; PlacementError if one has no declared type.
+
+    On one rank nothing needs to be declared.
+    """
     mesh = next((mesh for mesh in meshes if mesh.axes), None)
     for held in found.values():
         if held.type is _UNDECLARED and mesh is not None:
@@ -178,7 +181,7 @@ def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[He
 
 
 def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> Mesh:
-    """The mesh whose axes a declaration speaks of, of several over the same ranks."""
+    """The mesh, of several over the same ranks, whose axes a declaration names."""
     for mesh in meshes:
         if all(axis in said for axis in mesh.axes):
             return mesh

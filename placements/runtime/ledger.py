@@ -5,6 +5,7 @@ did not run the same collectives.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from placements.runtime.blocks import Block, Steps, block
@@ -29,11 +30,14 @@ class Ledger:
 
     entries: list[Entry] = field(default_factory=list[Entry])
     outer: "Ledger | None" = None  # the ledger of a block around this one
+    listener: Callable[[Entry], None] | None = None  # is told of every entry
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self.outer is not None:
             self.outer.add(entry)
+        if self.listener is not None:
+            self.listener(entry)
 
     def counts(self) -> Counter[tuple[str, str]]:
         """How many collectives by (axis, kind)."""

@@ -15,10 +15,10 @@ from placements.types.mesh import Mesh
 from placements.types.padding import Pads
 from placements.types.text import as_axis_type, print_types
 
-# Where a tensor comes from factories alone (`TensorType.fresh`), what it holds. One
-# number given a shape, ZERO or FILLED, goes with any type (only zero may be added to a
-# Partial). EMPTY memory and what was MADE of fresh tensors are of the type inferred. All
-# are still open to declaration, and take the type of what is first written to them.
+# What a tensor holds that comes from factories alone (`TensorType.fresh`). ZERO and FILLED
+# are one number in every element, which fits any type (but only zero may be added to a
+# Partial). EMPTY memory, and what was MADE from fresh tensors, have the type inferred. All
+# of them may still be declared, and take the type of what is first written to them.
 ZERO, FILLED, EMPTY, MADE = "zero", "filled", "empty", "made"
 
 

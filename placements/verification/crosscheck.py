@@ -1,4 +1,4 @@
-"""Compare what ranks logged of one step: pure functions from logs to the first lie.
+"""Compare what ranks logged of one step, and find the first claim that does not hold.
 
 A log is what one rank saw at crossings, in program order. Ranks are compared along one
 mesh axis at a time, event by event: an event is known by its site, by how often the site
@@ -63,7 +63,7 @@ Numbered = Mapping[int, Sequence[tuple[int, Event]]]
 
 
 def _collectives(axis: str, numbered: Numbered) -> Iterator[Lie]:
-    """The same collectives in the same order: the first place where they part."""
+    """Find the first place where ranks do not run the same collective."""
     runs = [
         [one for one in events if one[1].kind == COLLECTIVE] for events in numbered.values()
     ]

@@ -75,8 +75,8 @@ class RandomDraw(NamedTuple):
     state: int
 
 
-# What tells an entry of a rank's log apart from the others there, and is equal on ranks
-# that run the same program: kind, site, which call of it, name, cause, which time.
+# What tells an entry of a log apart from the other entries, and is equal on ranks that run
+# the same program: kind, site, which call there, name, cause, and which time.
 Key = tuple[str, str, int, str, str, int]
 
 
@@ -116,7 +116,7 @@ class Log:
 
 
 class Lie(NamedTuple):
-    """A claim that does not hold, and how far into the program it was made."""
+    """A claim that does not hold, and its place in the order of the program."""
 
     position: int
     error: PlacementError
@@ -176,7 +176,7 @@ def placed_entries(
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:
-    """What a type says of a tensor of this shape, where ranks can be compared."""
+    """The claims of a type about a tensor of this shape that ranks can compare."""
     claims: dict[str, Claim] = {}
     for axis, t in found.items():
         if isinstance(t, Shard):

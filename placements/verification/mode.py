@@ -1,9 +1,9 @@
 """`verify()`: type checks plus value checks in a running program, on real process groups.
 
-Types say what should be equal on all ranks; this looks whether it is. Nothing is sent
-while the program runs, not even in a hook of backward: each rank logs fingerprints of
-what crosses a declared boundary, and the logs are exchanged and compared once, at the
-end of the block or at `check()`. It finds a wrong claim, not only an inconsistent one.
+Types say what should be equal on all ranks, and this mode checks that it is. Nothing is
+sent while the program runs, not even in a hook of backward: each rank logs fingerprints of
+the values at declared boundaries, and the logs are exchanged and compared once, at the end
+of the block or at `check()`. So a claim that is wrong is found even if all types fit.
 """
 
 import weakref
@@ -141,7 +141,7 @@ class Verify(Typecheck):
         self._mesh_at_start = current_mesh()
         self._ended = False
         try:
-            with activated(_Record(self, active_ledger())):
+            with activated(Ledger(outer=active_ledger(), listener=self.note)):
                 self._expect_gradients()
                 yield from cast("Steps[Verify]", super().steps())
         except GeneratorExit:
@@ -151,7 +151,7 @@ class Verify(Typecheck):
             self._remove_hooks()
 
     def ends(self, error: BaseException | None) -> None:
-        """The block is about to be left: at its end, or by an error."""
+        """Note how the block is about to be left: at its end, or by an error."""
         self._ended = error is None
         if error is not None and not isinstance(error, PlacementError):
             # Other ranks may wait in a collective: nothing can be exchanged.
@@ -229,7 +229,7 @@ class Verify(Typecheck):
         )  # fmt: skip
 
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
-        """A module with declared parameters is called: they cross once a step."""
+        """Log a declared parameter of a module that is called, once a step."""
         if not self._is_seen(x):
             self.crossing(type(module).__name__, name, x, tags.get(x))
         if torch.is_grad_enabled() and self._module is None:
@@ -256,7 +256,7 @@ class Verify(Typecheck):
         cause: str = "",
     ) -> None:
         if projected is not None:
-            # Read at the end of the step: a device would have to be waited for.
+            # Read at the end of the step, so that nobody waits for a device before.
             at = len(self._log.entries)
             self._pending[at] = projected, tuple(x.shape), x.dtype
         key = self._key(mesh)
@@ -309,11 +309,11 @@ class Verify(Typecheck):
         return log
 
     def backward(self) -> None:
-        """Backward of a loss begins: parameters that took part must get a gradient."""
+        """Note that backward begins: parameters that took part must get a gradient."""
         self._backward_ran = True
 
     def note(self, entry: Entry) -> None:
-        """A collective runs."""
+        """Log a collective, so that it has its place among the crossings."""
         # In backward the mesh of the forward call may not be current any more.
         known = (current_mesh(), *self._keys, self._mesh_at_start)
         mesh = next((m for m in known if m is not None and entry.axis in m.sizes), None)
@@ -331,20 +331,8 @@ class Verify(Typecheck):
         self._expected.stop()
 
 
-class _Record(Ledger):
-    """A ledger that also writes to the log, so that collectives have their place in it."""
-
-    def __init__(self, mode: Verify, outer: Ledger | None) -> None:
-        super().__init__(outer=outer)
-        self._mode = mode
-
-    def add(self, entry: Entry) -> None:
-        super().add(entry)
-        self._mode.note(entry)
-
-
 class ExpectedGradients:
-    """The parameters that took part since the last step began."""
+    """The parameters that took part since the step began, and which got a gradient."""
 
     def __init__(self) -> None:
         self._handles: dict[int, RemovableHandle] = {}

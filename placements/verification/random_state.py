@@ -1,4 +1,4 @@
-"""Random state across ranks: what a draw claims, and what the ranks' logs say of it.
+"""Compare the states of the ranks' random generators with what the program claims.
 
 On the axes of a `shared_generator` all ranks draw from one state. On the others a value
 that differs by rank, or that a draw makes differ, needs numbers of each rank's own: two
