@@ -24,6 +24,7 @@ from placements._torch import (
     on_gradient,
     version_of,
 )
+from placements.inference.fixes import call_text
 from placements.inference.terms import Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import locals_in_hook, name_of
@@ -43,6 +44,7 @@ from placements.runtime.gradient_notes import (
     was_written,
 )
 from placements.runtime.state import current
+from placements.types.axis import P, R
 from placements.types.tensor import TensorType
 
 _watches: Any = WeakIdKeyDictionary()
@@ -351,8 +353,9 @@ def check_noted(
                 actual=repr(found[axis]),
                 rule="with checking off nothing would show that it is reduced, and "
                 "reduce_gradients would sum it again",
-                advice="assign the result as it is: p.grad = all_reduce(p.grad / n, "
-                f"{axis!r}, src=P, dst=R), not all_reduce(...) / n",
+                advice="assign the result as it is: p.grad = "
+                f"{call_text('all_reduce', 'p.grad / n', axis, P, R)}, not "
+                "all_reduce(...) / n",
             )
 
 
