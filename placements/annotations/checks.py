@@ -1,7 +1,7 @@
 """The checks of one call: values against annotations, all failures reported together.
 
-Shapes and dtypes by jaxtyping, placements by `On`, everything that is not a tensor by
-beartype. A placement variable is bound by the first argument that it annotates.
+jaxtyping checks shapes and dtypes, `On` placements, and beartype everything that is not a
+tensor. A placement variable is bound by the first argument that it annotates.
 """
 
 import functools
@@ -17,7 +17,7 @@ from placements.annotations.on import On, PadRows, Variable
 from placements.inference.fixes import Fix, change
 from placements.runtime import tags
 from placements.runtime.describe import dtype_name, short_dtype
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused
 from placements.runtime.mesh import checked_mesh, unknown_axis_here
 from placements.runtime.state import observer
 from placements.types.axis import AxisType, Shard
@@ -214,7 +214,7 @@ class Checks:
         self.failures.append(Failure(name, text, axis, expected, actual, fix))
 
     def finish(self) -> None:
-        """Raise one error for all that failed; else tell who watches values."""
+        """Raise one error for all failures, or else tell the listener of the values."""
         if not self.failures:
             watcher = observer()
             for name, value, known in self.crossed if watcher is not None else ():
@@ -224,12 +224,9 @@ class Checks:
             return
         first = self.failures[0]
         texts = [f"{failure.name} {failure.text}" for failure in self.failures]
-        headline = f"{self.where}: {texts[0]}"
-        if len(texts) > 1:
-            headline += "".join(f"\n{self.where}: {text}" for text in texts[1:])
-        raise PlacementError(
-            headline,
-            where=self.where,
+        raise refused(
+            self.where,
+            f"\n{self.where}: ".join(texts),
             name=first.name,
             axis=first.axis,
             expected=first.expected,
@@ -268,7 +265,7 @@ def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
 
 UNIONS = (Union, python_types.UnionType)
 
-# What to write for a dtype, the likeliest first. None rounds: that is for the user to say.
+# The cast to suggest for a dtype, the likeliest first. No cast that rounds is suggested.
 CASTS = (
     ("float32", "float()"),
     ("float64", "double()"),

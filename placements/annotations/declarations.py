@@ -1,4 +1,4 @@
-"""Declare the type of a tensor, ask for it, and trust an opaque function's types."""
+"""Declare the types of tensors and of a module's parameters, and ask for a type."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from placements._torch import unseen
 from placements.checker.padding import declare_padding
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located
 from placements.runtime.declared import declared
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import mismatch, type_or_error, wrong_type
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current, observer
 from placements.runtime.tags import declarations, remember
@@ -67,10 +67,9 @@ def check_said(x: Tensor, known: TensorType, types: TypesLike) -> None:
             # A declaration without an extent leaves it open.
             expected = Shard(expected.dim, given.extent and expected.extent)
         if known[axis] != expected:
-            raise mismatch(
-                f"assert_type at {caller()}", name_of(x) or "x", axis, repr(expected),
-                repr(known[axis]), operands=[described(x, known)],
-            )  # fmt: skip
+            raise wrong_type(
+                "assert_type", x, known, axis, repr(expected), repr(known[axis])
+            )
 
 
 def type_of(x: Tensor) -> TensorType | None:
@@ -99,7 +98,7 @@ def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
 
 
 def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
-    """A tensor that was said to be something else is not declared anew."""
+    """Raise PlacementError if the tensor already has another type."""
     known = tags.get(tensor)
     if current.mode is None or known is None or known.fresh is not None:
         return
@@ -108,13 +107,13 @@ def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
     if known.mesh == wanted.mesh and known.types != wanted.types:
         axis = next(a for a in wanted if wanted[a] != known[a])
         raise mismatch(
-            f"declare at {caller()}", name, axis, repr(wanted[axis]), repr(known[axis]),
+            located("declare"), name, axis, repr(wanted[axis]), repr(known[axis]),
             rule="it was said to be another type before",
             operands=[described(tensor, known)],
         )  # fmt: skip
 
 
-# Modules that are never called: whoever holds them uses their parameters.
+# Modules that are never called: the module that holds them uses their parameters.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
 
 

@@ -1,4 +1,4 @@
-"""`region`: declared types around an opaque function."""
+"""`region`: declare the types around a function whose ops are not all known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -7,12 +7,11 @@ from torch import Tensor
 
 from placements._torch import unseen
 from placements.annotations.declarations import check_said, observe
-from placements.checker.writes import unwritten
+from placements.checker.writes import reading_only
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
 from placements.runtime.declared import declared
-from placements.runtime.describe import described, padded_at, type_or_error
-from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import padded_at, refused, type_or_error, wrong_type
 from placements.runtime.mesh import checked_mesh, unknown_axis_here
 from placements.runtime.state import current
 from placements.types.axis import TypesLike
@@ -49,7 +48,7 @@ def region(
         with unseen():
             for arg, given, grad in zip(args, ins, grads, strict=True):
                 _check_boundary(arg, given, grad)
-        with unwritten("region", args), current.mode.trusting():
+        with reading_only("region", args), current.mode.trusting():
             result = fn(*args)
         with unseen():
             _check_results(result, outs)
@@ -76,11 +75,10 @@ def _check_boundary(arg: Any, given: TypesLike | None, grad: TypesLike | None) -
     for axis, t in known.dual().items():
         said = as_axis_type(grad[axis]) if axis in grad else None
         if said != t:
-            raise mismatch(
-                f"region at {caller()}", name_of(arg) or "argument", axis, repr(t),
-                repr(said), rule="the gradient of a value has the dual of its type: a "
-                "gradient that is already complete belongs to an Invariant value",
-                operands=[described(arg, known)],
+            raise wrong_type(
+                "region", arg, known, axis, repr(t), repr(said), unnamed="argument",
+                rule="the gradient of a value has the dual of its type: a gradient that "
+                "is already complete belongs to an Invariant value",
             )  # fmt: skip
 
 
@@ -88,10 +86,7 @@ def _check_results(result: Any, outs: Any) -> None:
     results = cast(Any, result if isinstance(result, tuple) else (result,))
     wanted: Any = (outs,) if isinstance(outs, Mapping) else tuple(outs)
     if len(results) != len(wanted):
-        raise PlacementError(
-            f"region: {len(results)} results, but outs declares {len(wanted)}",
-            where="region",
-        )
+        raise refused("region", f"{len(results)} results, but outs declares {len(wanted)}")
     for tensor, types in zip(results, wanted, strict=True):
         if tags.get(tensor) is None:
             tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))

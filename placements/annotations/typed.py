@@ -1,7 +1,7 @@
 """`@typed`: check a function's arguments and result against their annotations.
 
-Only while `typecheck()` is on; otherwise the wrapper calls straight through. What is
-checked, and how it is reported, is in `argument_checks.py`.
+The wrapper checks only while `typecheck()` is on, and otherwise calls the function. What
+is checked, and how it is reported, is in `checks.py`.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ def _check_parameter(checks: "Checks", parameter: inspect.Parameter, hint: Any) 
 
 
 def _is_left_out(value: Any) -> bool:
-    """`x: Tensor = None` says optional without saying so."""
+    """Whether a default of None makes an argument optional, as in `x: Tensor = None`."""
     return value is None
 
 

@@ -1,4 +1,4 @@
-"""What the checker does at the entrances to backward.
+"""What the checker does where backward begins, and with gradients that it leaves.
 
 Backward itself is not checked op by op: its types follow from the forward types. What is
 checked is what enters it, and what comes out gets the type of a gradient.
@@ -9,25 +9,26 @@ from typing import Any
 
 from torch import Tensor
 
-from placements.inference.fixes import Fix
+from placements.inference.fixes import Fix, call_text
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
 from placements.inference.transitions import cost, find
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import PlacementError, mismatch
-from placements.runtime.leaf_gradients import (
+from placements.runtime.callsite import located, name_of
+from placements.runtime.describe import described
+from placements.runtime.errors import mismatch, refused_call, type_or_error, wrong_type
+from placements.runtime.gradient_notes import note_of, put_note, reduced
+from placements.runtime.gradient_watch import (
     check_noted,
     hooked_type,
     misfit,
     settle,
     watch,
 )
-from placements.runtime.reductions import note_of, put_note, reduced
 from placements.runtime.state import observer, suspended
-from placements.types.axis import BY_LETTER, WORDS, Shard
+from placements.types.axis import BY_LETTER
 from placements.types.tensor import ZERO, from_factory
+from placements.types.text import print_word
 
 # Backward starts with the gradient 1.0 on every rank, which is a Replicate. That is the
 # gradient of a Partial, and on an Invariant it is the same 1.0 that all ranks repeat.
@@ -50,39 +51,38 @@ LOSSES: dict[str, tuple[str, str, str] | None] = {
 }
 
 
-def _check_loss(where: str, loss: Tensor) -> None:
-    found = type_or_error(loss, where)
-    for axis, t in found.items():
+def _check_loss(call: str, loss: Tensor) -> None:
+    known = type_or_error(loss, call)
+    for axis, t in known.items():
         verdict = LOSSES[t.letter]
         if verdict is None:
             continue
-        reason, call, letter = verdict
-        name = name_of(loss) or "loss"
-        row = find(call, t, BY_LETTER[letter])
+        reason, cast, letter = verdict
+        dst = BY_LETTER[letter]
+        row = find(cast, t, dst)
         fixes: list[Fix] = []
         if row is not None:
-            text = f"{call}({name}, {axis!r}, src={t!r}, dst={letter})"
+            text = call_text(cast, name_of(loss) or "loss", axis, t, dst)
             fixes.append(Fix(text, *cost(row, axis)))
-        raise mismatch(
-            f"{where} at {caller()}", name, axis, "Invariant or Partial",
-            repr(t) if isinstance(t, Shard) else WORDS[t.letter],
-            rule=reason, operands=[described(loss)], fixes=fixes,
+        raise wrong_type(
+            call, loss, known, axis, "Invariant or Partial", print_word(t),
+            unnamed="loss", rule=reason, fixes=fixes,
         )  # fmt: skip
 
 
-def _check_seed(where: str, output: Tensor, seed: Tensor) -> None:
-    """A gradient that is handed in has the type of a gradient."""
-    expected, actual = type_or_error(output, where).dual(), type_or_error(seed, where)
+def _check_seed(call: str, output: Tensor, seed: Tensor) -> None:
+    """Raise PlacementError unless `seed` has the type of the gradient of `output`."""
+    expected, actual = type_or_error(output, call).dual(), type_or_error(seed, call)
     if actual.is_number and actual.fresh is not None:
         actual = from_factory(expected.mesh, actual.fresh)  # it is that on any mesh
     elif actual.mesh != expected.mesh:
         try:
             actual = presented(actual, expected.mesh)
         except Refusal as refusal:
-            raise PlacementError(
-                f"{where} at {caller()}: {name_of(seed) or 'gradient'} lives on "
-                f"{actual.mesh!r}, expected {expected.mesh!r}: {refusal.reason}",
-                where=where,
+            raise refused_call(
+                call,
+                f"{name_of(seed) or 'gradient'} lives on {actual.mesh!r}, expected "
+                f"{expected.mesh!r}: {refusal.reason}",
                 name=name_of(seed) or "gradient",
                 axis=refusal.axis,
                 expected=repr(expected.mesh),
@@ -95,9 +95,8 @@ def _check_seed(where: str, output: Tensor, seed: Tensor) -> None:
         # One number on every rank is any type but a Partial, which it would count n times.
         fits = actual.is_number and (t.letter != "P" or actual.fresh == ZERO)
         if actual[axis] != t and not fits:
-            name = name_of(seed) or "gradient"
-            raise mismatch(
-                f"{where} at {caller()}", name, axis, repr(t), repr(actual[axis]),
+            raise wrong_type(
+                call, seed, actual, axis, repr(t), repr(actual[axis]), unnamed="gradient",
                 rule="the gradient of a value has the dual of its type",
                 operands=[described(output), described(seed)],
             )  # fmt: skip
@@ -109,13 +108,13 @@ def _tensors(value: Any) -> list[Tensor]:
     return [v for v in value or () if isinstance(v, Tensor)]
 
 
-def _check_start(where: str, outputs: Sequence[Tensor], seeds: Any) -> None:
+def _check_start(call: str, outputs: Sequence[Tensor], seeds: Any) -> None:
     given = _tensors(seeds)
     for k, output in enumerate(outputs):
         if k < len(given):
-            _check_seed(where, output, given[k])
+            _check_seed(call, output, given[k])
         else:
-            _check_loss(where, output)
+            _check_loss(call, output)
 
 
 def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -166,7 +165,7 @@ def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if known is None or known.fresh is not None or found is None or found.fresh is not None:
         return func(*args, **kwargs)
     wanted, name = known.dual(), name_of(x) or "x"
-    where = f"{name}.grad at {caller()}"
+    where = located(f"{name}.grad")
     try:
         shown = presented(found, known.mesh)
     except Refusal as refusal:

@@ -1,7 +1,8 @@
-"""State of a module is written in place while checking is on, never replaced.
+"""Refuse code that replaces a buffer or a declared parameter of a module.
 
-Checkpointers and optimizers hold the tensor that was registered: after
-`self.bias = self.bias + step` they keep the old one, and nothing else shows it.
+Checkpointers and optimizers hold the tensor that was registered. After
+`self.bias = self.bias + step` they keep the old tensor, and nothing else shows that. So
+the state of a module is written in place while checking is on.
 """
 
 import os
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import held_by
-from placements.runtime.callsite import caller
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused_call
 from placements.runtime.state import current
 from placements.runtime.tags import declarations
 
@@ -41,15 +41,15 @@ def _check(module: nn.Module, name: str, value: Tensor, frame: FrameType) -> Non
         return
     if buffer is None and name not in declarations(module):
         return
-    # torch replaces state for good reasons (loading, conversion, FSDP) and says so to
-    # whoever holds it; a module that is being made has not been handed out yet.
+    # torch replaces state for good reasons (loading, conversion, FSDP) and tells whoever
+    # holds it. Nobody holds the state of a module that is still being made.
     if frame.f_code.co_filename.startswith(_TORCH) or _is_being_made(module, frame):
         return
     kind = "parameter" if buffer is None else "buffer"
     label = f"{type(module).__name__}.{name}"
-    raise PlacementError(
-        f"{label} at {caller()}: the {kind} is replaced by another tensor",
-        where=label,
+    raise refused_call(
+        label,
+        f"the {kind} is replaced by another tensor",
         name=name,
         expected="the registered tensor, written in place",
         actual="another tensor",

@@ -25,8 +25,8 @@ from placements.inference.op import SETTINGS
 from placements.inference.signature import bind, defaults
 from placements.inference.terms import Operand, Refusal
 from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, dtype_name, type_or_error
-from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.describe import described, dtype_name
+from placements.runtime.errors import PlacementError, mismatch, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard

@@ -1,4 +1,4 @@
-"""Random generators across ranks: one for each rank out of a common one; their states.
+"""Random generators of ranks: make one for each rank, and read the states of all.
 
 Ranks that were seeded alike draw alike. That is right for values that are equal on all
 ranks, and wrong for pieces of one tensor, which need numbers of their own.
@@ -17,12 +17,12 @@ from placements.runtime import tags
 from placements.runtime.blocks import Steps, block
 from placements.runtime.callsite import name_of
 from placements.runtime.mesh import check_axes, checked_mesh, current_mesh
-from placements.runtime.state import Context, current, sharing
+from placements.runtime.state import AxesBlock, current, sharing
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
 
-class own_generator(Context):  # noqa: N801 - reads as what it gives
+class own_generator(AxesBlock):  # noqa: N801 - reads as what it gives
     """Inside, each rank of these axes draws random numbers of its own.
 
     The default generators are seeded from one number of the generator outside, which is
@@ -97,8 +97,8 @@ def _state(generator: torch.Generator | None, device: torch.device) -> Tensor | 
     return torch.get_device_module(device).get_rng_state(device)
 
 
-class Drawing(NamedTuple):
-    """A random op that is about to run: for which value, from which state."""
+class RandomOp(NamedTuple):
+    """A random op that is about to run: for which value, and from which state."""
 
     known: TensorType | None  # the type of the value, if it has been said
     name: str
@@ -107,7 +107,7 @@ class Drawing(NamedTuple):
     state: int | None
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Drawing":
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "RandomOp":
         arguments = (*args, *kwargs.values())
         target = next((a for a in arguments if isinstance(a, Tensor)), None)
         known = None if target is None else tags.get(target)
@@ -116,11 +116,11 @@ class Drawing(NamedTuple):
         return cls(known, name or "x", shared, arguments, state_of(arguments))
 
     def happened(self) -> bool:
-        """Whether it drew; dropout(p=0) and no rows draw nothing."""
+        """Whether the op drew numbers; dropout(p=0) and a tensor without rows draw none."""
         return self.state is not None and state_of(self.arguments) != self.state
 
     def letters(self) -> dict[str, str]:
-        """Axis -> what the value is there, where the draw claims something."""
+        """Axis -> the letter of the value's type there, where the op claims something."""
         if self.known is None or self.known.fresh is not None:
             # Fresh numbers are still open to declaration, unless they are said equal.
             return {axis: "R" for axis in checked_mesh().axes if axis in self.shared}

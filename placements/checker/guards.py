@@ -1,8 +1,8 @@
-"""Functions and collectives that a torch-function mode does not see, as they are checked.
+"""Calls that bypass the torch-function mode, and are intercepted while checking is on.
 
 `autograd.Function.apply` hides a backward that nobody checked, and a raw collective moves
-data between ranks behind the types. `patches.py` puts these in the place of torch's own
-methods for as long as a block is open.
+data between ranks behind the types. `patches.py` puts these functions in the place of
+torch's own methods for as long as a block is open.
 """
 
 from typing import Any, cast
@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
-from placements.checker.writes import count_write, unwritten
+from placements.checker.writes import count_write, reading_only
 from placements.runtime import tags
-from placements.runtime.callsite import caller, in_hook_of_user, name_of
+from placements.runtime.callsite import in_hook_of_user, name_of
 from placements.runtime.declared import declared
-from placements.runtime.describe import described, padded_at
-from placements.runtime.errors import PlacementError
+from placements.runtime.describe import described
+from placements.runtime.errors import PlacementError, padded_at, refused_call
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current, observer, suspended
 from placements.types.tensor import TensorType
@@ -46,7 +46,7 @@ OF_A_CUSTOM_OP = "GeneratedBackwardFor_"
 
 
 def checked_function(apply: Any) -> Any:
-    """`Function.apply` that asks what the Function does to placements.
+    """A `Function.apply` that asks what the Function does to placements.
 
     torch 2.13 has a classmethod there, torch 2.14 and later a C method; both bind to a
     class.
@@ -72,10 +72,9 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
     if rule is None and is_torch and typed_call(cls.__name__) is not None:
         raise raw_collective(cls.__name__)
     if rule is None:
-        raise PlacementError(
-            f"{cls.__name__}.apply at {caller()}: this autograd.Function does not say "
-            "what it does to placements",
-            where=f"{cls.__name__}.apply",
+        raise refused_call(
+            f"{cls.__name__}.apply",
+            "this autograd.Function does not say what it does to placements",
             name=cls.__name__,
             rule="its backward is not checked, so its types must be declared",
             advice="give it a staticmethod placement_rule(*types) that returns the type "
@@ -87,7 +86,7 @@ def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(known, TensorType) and known.pads:
             raise padded_at(f"{cls.__name__}.apply", arg, known)
     found = rule(*types)
-    with unwritten(f"{cls.__name__}.apply", args) as returned:
+    with reading_only(f"{cls.__name__}.apply", args) as returned:
         with suspended(), unseen():
             result: Any = original(*args, **kwargs)
         returned.extend(_tag_results(cls, result, found))
@@ -121,7 +120,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def refusing_objects(to_tensor: Any) -> Any:
-    """What makes tensors of Python objects, refused where raw collectives are."""
+    """The function that makes tensors of Python objects, refused like raw collectives."""
 
     def refusing(*args: Any) -> Any:
         mode = current.mode
@@ -160,7 +159,7 @@ def typed_call(name: str) -> str | None:
 def raw_collective(
     name: str, group: Any = None, args: tuple[Any, ...] = ()
 ) -> PlacementError:
-    """The error for a collective that goes round the types."""
+    """The error for a collective that bypasses the types."""
     typed = typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
     tensors = _tensors_in(args)
     what = next((found for found in map(name_of, tensors) if found), "")
@@ -168,12 +167,12 @@ def raw_collective(
     kinds = (dist.ReduceOp, dist.ReduceOp.RedOpType)
     said = [getattr(a, "reduceOp", a) for a in args]
     averages = any(isinstance(op, kinds) and op == dist.ReduceOp.AVG for op in said)
-    return PlacementError(
-        f"{name} at {caller()}: a raw torch.distributed collective"
+    return refused_call(
+        name,
+        "a raw torch.distributed collective"
         + (f" on {what}" if what else "")
         + (f" over axis {axis!r}" if axis else "")
         + " inside typecheck()",
-        where=name,
         name=what or name,
         axis=axis,
         rule="reductions are sums here: what a gradient is divided by is part of the loss"

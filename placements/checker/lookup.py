@@ -15,15 +15,15 @@ from placements._torch import NO_DEFAULT, SlotData, op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.guards import raw_collective
 from placements.checker.numbers import count_read, length_of, shape_of
-from placements.checker.writes import check_data, unwritten
+from placements.checker.writes import check_data, reading_only
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
 from placements.inference.op import Op
 from placements.inference.ops import METADATA, OPS, READS, SOURCES
 from placements.inference.signature import ANY, Signature, Slot, names_of
 from placements.runtime import tags
 from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, padded_at
-from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import PlacementError, mismatch, padded_at
 from placements.runtime.mesh import checked_mesh
 from placements.types.tensor import FILLED, ZERO, from_factory
 
@@ -130,7 +130,7 @@ def _custom(func: Any, name: str, call: Call) -> Any:
     """A custom op: its types are known, but it may not write what it is given."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with unwritten(name, (*args, *kwargs.values())):
+        with reading_only(name, (*args, *kwargs.values())):
             return func(*args, **kwargs)
 
     def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -19,8 +19,7 @@ from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
 from placements.runtime.callsite import caller
-from placements.runtime.describe import type_or_error
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import PlacementError, type_or_error
 from placements.runtime.mesh import NO_MESH, current_mesh
 from placements.runtime.state import Checker, Observer, block_here, current
 from placements.runtime.unchecked import warned_without_a_mesh

@@ -21,8 +21,8 @@ from placements.inference.numbers import (
 from placements.inference.terms import Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import PlacementError, mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import PlacementError, mismatch, type_or_error
 from placements.runtime.mesh import checked_mesh, current_mesh
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard

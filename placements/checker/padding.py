@@ -1,8 +1,8 @@
 """`pad_rows`: rows of padding that are known as such, and the mask that tells them apart.
 
-Whatever holds such rows says so in its type. They are never summed, counted or looked at
-along with the others: mask them (`torch.where(valid, x, 0)`), or leave them out
-(`x[valid]`, `x[:n]`).
+The type of a tensor says whether it holds such rows. They are never summed, counted or
+looked at along with the other rows: mask them (`torch.where(valid, x, 0)`), or leave them
+out (`x[valid]`, `x[:n]`).
 """
 
 import torch
@@ -11,9 +11,8 @@ from torch.nn.functional import pad
 
 from placements._torch import unseen
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, padded_at, type_or_error
-from placements.runtime.errors import mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import padded_at, type_or_error, wrong_type
 from placements.runtime.state import current
 from placements.types.axis import AxisType, R, V
 from placements.types.errors import ArgumentError
@@ -49,10 +48,10 @@ def _padded_type(x: Tensor, dim: int, rows: int) -> TensorType:
     known = type_or_error(x, "pad_rows")
     if known.order(dim):
         axis = known.order(dim)[0]
-        raise mismatch(
-            f"pad_rows at {caller()}", name_of(x) or "x", axis, "a dim that is not cut",
-            repr(known[axis]), rule="padding a piece puts pad rows between the ranks' rows",
-            operands=[described(x, known)], advice="pad before the dim is cut",
+        raise wrong_type(
+            "pad_rows", x, known, axis, "a dim that is not cut", repr(known[axis]),
+            rule="padding a piece puts pad rows between the ranks' rows",
+            advice="pad before the dim is cut",
         )  # fmt: skip
     if any(dim in pads.dims for pads in known.pads):
         raise padded_at("pad_rows", x, known)
@@ -70,7 +69,8 @@ def _mask_type(padded: TensorType, rows: int) -> TensorType:
 def declare_padding(x: Tensor, known: TensorType, valid: Tensor) -> TensorType:
     """The type of `x` whose first dims have rows of padding where `valid` is False.
 
-    The mask becomes one, if it is not yet. Raises ArgumentError if it does not fit.
+    `valid` gets the type of a mask, if it has none yet. Raises ArgumentError if `valid`
+    does not fit `x`.
     """
     mask = type_or_error(valid, "assert_type")
     dims = tuple(range(valid.dim()))

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from placements._torch import OBJECT_TO_TENSOR, unsupported
-from placements.checker import buffers, guards
-from placements.checker import numbers as ranks_and_sizes
-from placements.checker import writes as effects
+from placements.checker import buffers, guards, numbers, writes
 
 _MISSING = object()
 
@@ -39,17 +37,17 @@ def _patches() -> Iterator[_Patch]:
     for name in ("__setattr__", "register_buffer", "register_parameter"):
         yield _Patch(nn.Module, name, buffers.watched)
     # The type of a tensor says what its old memory holds.
-    yield _Patch(Tensor, "set_", effects.watched_set)
+    yield _Patch(Tensor, "set_", writes.watched_set)
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
-    yield _Patch(Tensor, "__reduce_ex__", ranks_and_sizes.with_plain_sizes)
+    yield _Patch(Tensor, "__reduce_ex__", numbers.with_plain_sizes)
     if not dist.is_available():
         return
     # A rank is a number that differs by rank.
-    yield _Patch(dist, "get_rank", ranks_and_sizes.rank_in_group)
-    yield _Patch(DeviceMesh, "get_local_rank", ranks_and_sizes.local_rank)
-    yield _Patch(DeviceMesh, "get_coordinate", ranks_and_sizes.coordinate)
+    yield _Patch(dist, "get_rank", numbers.rank_in_group)
+    yield _Patch(DeviceMesh, "get_local_rank", numbers.local_rank)
+    yield _Patch(DeviceMesh, "get_coordinate", numbers.coordinate)
     # The tensors inside a mesh have no type.
-    yield _Patch(DeviceMesh, "__getitem__", ranks_and_sizes.part_of_mesh)
+    yield _Patch(DeviceMesh, "__getitem__", numbers.part_of_mesh)
     # A raw collective moves data between ranks behind the types.
     for owner in _group_classes():
         for name, method in owner.__dict__.items():

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from placements._torch import base_of, unseen, version_of
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import PlacementError, refused_call
 from placements.runtime.fingerprints import project
 from placements.runtime.state import current, observer, opaque
 from placements.types.axis import WORDS
@@ -32,12 +32,13 @@ class _Seen(NamedTuple):
 
 
 @contextmanager
-def unwritten(where: str, args: Iterable[Any]) -> Generator[list[Tensor]]:
-    """Refuse it if the block writes into one of these tensors.
+def reading_only(call: str, args: Iterable[Any]) -> Generator[list[Tensor]]:
+    """Raise PlacementError if the block writes to one of the tensors in `args`.
 
-    Writes that torch counts are always seen; with verify() the values are compared too,
-    so that those of a kernel are. An argument may be written that is put into the list
-    (as the result, by a Function that marks it dirty) and keeps its type.
+    Writes that torch counts are always seen. With verify() the values are compared too,
+    so that writes of a kernel are seen. A tensor that the block puts into the list (a
+    result that is also an argument, which a Function marks dirty) may be written if it
+    keeps its type.
     """
     with unseen():
         before = [_seen(k, arg) for k, arg in enumerate(args) if isinstance(arg, Tensor)]
@@ -50,7 +51,7 @@ def unwritten(where: str, args: Iterable[Any]) -> Generator[list[Tensor]]:
                 continue
             is_result = any(seen.tensor is result for result in results)
             if not is_result or tags.get(seen.tensor) != seen.known:
-                raise _written_argument(where, seen)
+                raise _written_argument(call, seen)
 
 
 def _seen(position: int, tensor: Tensor) -> _Seen:
@@ -68,11 +69,11 @@ def _is_written(seen: _Seen) -> bool:
     return not torch.allclose(now, seen.values, rtol=0.0, atol=0.0, equal_nan=True)
 
 
-def _written_argument(where: str, seen: _Seen) -> PlacementError:
+def _written_argument(call: str, seen: _Seen) -> PlacementError:
     name = name_of(seen.tensor) or f"argument {seen.position}"
-    return PlacementError(
-        f"{where} at {caller()}: it writes into {name}, which it was given",
-        where=where,
+    return refused_call(
+        call,
+        f"it writes into {name}, which it was given",
         name=name,
         expected="an argument that is only read",
         actual="written in place",
@@ -83,7 +84,7 @@ def _written_argument(where: str, seen: _Seen) -> PlacementError:
 
 
 def count_write(value: Any) -> None:
-    """Let torch know of tensors that were written behind its version counters."""
+    """Count a write to tensors that a kernel wrote without torch counting it."""
     if isinstance(value, Tensor):
         if not value.is_inference():
             torch.autograd.graph.increment_version(value)
@@ -93,21 +94,20 @@ def count_write(value: Any) -> None:
 
 
 def watched_set(original: Any) -> Any:
-    """`Tensor.set_` that refuses to give a tensor with a type another memory."""
+    """A `Tensor.set_` that refuses to give other memory to a tensor with a type."""
 
     def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if current.mode is not None and _is_declared(self):
-            raise PlacementError(
-                f"set_ at {caller()}: {name_of(self) or 'the tensor'} is given another "
-                "memory behind its type",
-                where="set_",
+            raise refused_call(
+                "set_",
+                f"{name_of(self) or 'the tensor'} is given another memory behind its type",
                 name=name_of(self) or "x",
                 rule="its type says what the old memory holds",
                 operands=[described(self)],
                 advice="copy_ the values, or use the other tensor",
             )
         if current.mode is not None:
-            tags.clear(self)  # as fresh memory it had one; this comes from outside
+            tags.clear(self)  # a factory's type is about the old memory
         return original(self, *args, **kwargs)
 
     return set_
@@ -126,9 +126,9 @@ def check_data(target: Tensor, value: Tensor) -> None:
     if old == new:
         return
     name = name_of(target) or "x"
-    raise PlacementError(
-        f"{name}.data at {caller()}: {name} is {old!r}, and would become {new!r}",
-        where="data",
+    raise refused_call(
+        f"{name}.data",
+        f"{name} is {old!r}, and would become {new!r}",
         name=name,
         axis=next((axis for axis in old if axis in new and old[axis] != new[axis]), None),
         expected=repr(old),
@@ -139,7 +139,7 @@ def check_data(target: Tensor, value: Tensor) -> None:
     )
 
 
-def check_write(where: str, target: Tensor) -> None:
+def check_write(call: str, target: Tensor) -> None:
     """Refuse an in-place op through a cast: the value below has another type.
 
     Ordinary views keep what a tensor is on each axis, or make pieces Varying; fresh
@@ -155,10 +155,10 @@ def check_write(where: str, target: Tensor) -> None:
         old = below[axis].letter
         if t.letter != old and (old, t.letter) != ("S", "V"):
             name, other = name_of(target) or "the tensor", name_of(base) or "another tensor"
-            raise PlacementError(
-                f"{where} at {caller()}: {name} is another name for the memory of {other}, "
-                f"which is {WORDS[old]} on axis {axis!r}, not {WORDS[t.letter]}",
-                where=where,
+            raise refused_call(
+                call,
+                f"{name} is another name for the memory of {other}, which is "
+                f"{WORDS[old]} on axis {axis!r}, not {WORDS[t.letter]}",
                 name=name,
                 axis=axis,
                 expected="memory of its own",

@@ -1,8 +1,9 @@
 """Collectives and casts: `f(x, axis, src=..., dst=...)`, typed on one mesh axis.
 
 Names and arguments are those of `spmd_types`. What each does, forward and backward, is
-the table in `transitions.py`. Over an axis of one rank nothing is sent, and the result is
-that of one device: a collective returns memory of its own, a cast a view of its input.
+the table in `inference/transitions.py`. Over an axis of one rank nothing is sent, and the
+result is that of one device: a collective returns memory of its own, a cast a view of its
+input.
 
 All take dtypes (`precision.py`). The call computes and sends in `op_dtype`, and its result
 has `out_dtype`, or `op_dtype` if only that is given. Both are about the forward: the

@@ -11,7 +11,7 @@ from torch.autograd.function import FunctionCtx
 
 from placements.collectives import transport
 from placements.collectives.precision import NOTHING_SAID, Dtypes
-from placements.collectives.transport import Line
+from placements.collectives.transport import AxisRanks
 from placements.inference.transitions import Transition, dual_transition
 from placements.runtime.callsite import caller
 from placements.runtime.ledger import Entry, Ledger
@@ -19,7 +19,7 @@ from placements.runtime.state import current, suspended
 from placements.types.extents import Extent
 from placements.types.meaning import take_piece
 
-Cut = tuple[int, Extent]
+DimCut = tuple[int, Extent]
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Move:
     """One transition on one axis, with all that its action needs to know."""
 
     row: Transition
-    line: Line
-    src_cut: Cut | None = None  # where src is a Shard
-    dst_cut: Cut | None = None  # where dst is a Shard
+    ranks: AxisRanks
+    src_cut: DimCut | None = None  # where src is a Shard
+    dst_cut: DimCut | None = None  # where dst is a Shard
     new_dim: int = 0  # of a stack or an unbind
     sends: tuple[int, ...] = ()  # of an exchange
     receives: tuple[int, ...] = ()
     dtypes: Dtypes = NOTHING_SAID
-    gradient_dtype: torch.dtype | None = None  # in which backward sums, unless said
+    gradient_dtype: torch.dtype | None = None  # in which backward sums by default
     record: Ledger | None = None
     site: str = ""
     is_backward: bool = False
@@ -56,22 +56,29 @@ class Move:
 
     def run(self, x: Tensor) -> Tensor:
         """What the move makes of `x`; `x` itself where it moves nothing."""
+        if self.dtypes == NOTHING_SAID:
+            return self._run(x)
         op_dtype, out_dtype = self.dtypes.chosen(x.dtype, sums=self.row.sums)
-        x = x.to(op_dtype)
-        if self.line.size == 1:
-            return _on_one_rank(self, x).to(out_dtype)
-        kind = self.row.communicates
+        return self._run(x.to(op_dtype)).to(out_dtype)
+
+    def _run(self, x: Tensor) -> Tensor:
+        """What the move makes of `x`, in the dtype of `x`."""
+        if self.ranks.size == 1:
+            return _on_one_rank(self, x)
+        kind = None if self.record is None else self.row.communicates
         if kind is not None and self.record is not None:
-            name = str(op_dtype).removeprefix("torch.")
+            name = str(x.dtype).removeprefix("torch.")
             self.record.add(
                 Entry(
-                    self.line.axis, kind, self.carried(x), name, self.site, self.is_backward
+                    self.ranks.axis,
+                    kind,
+                    self.carried(x),
+                    name,
+                    self.site,
+                    self.is_backward,
                 )
             )
-        if current.in_backward:  # where raw collectives of hooks are refused
-            with suspended():
-                return _ACTIONS[self.row.action](self, x).to(out_dtype)
-        return _ACTIONS[self.row.action](self, x).to(out_dtype)
+        return _ACTIONS[self.row.action](self, x)
 
     def carried(self, x: Tensor) -> int:
         """The bytes that this rank hands to the collective, pieces padded to one size."""
@@ -81,12 +88,12 @@ class Move:
             shape[dim] = transport.longest(extent)
         if self.row.action in ("sum and cut", "recut") and self.dst_cut is not None:
             dim, extent = self.dst_cut
-            shape[dim] = transport.longest(extent) * self.line.size
+            shape[dim] = transport.longest(extent) * self.ranks.size
         return math.prod(shape) * x.element_size()
 
 
 def _on_one_rank(move: Move, x: Tensor) -> Tensor:
-    """Whatever the action, nothing moves: the value itself; a dim comes or goes."""
+    """Do any action over one rank: the value stays, and only a dim may come or go."""
     if move.row.dims_added == 1:  # not unsqueeze: its backward gives a view
         return x.repeat(*[1] * (x.dim() + 1)).movedim(0, move.new_dim)
     if move.row.dims_added == -1:
@@ -99,58 +106,58 @@ def _same(move: Move, x: Tensor) -> Tensor:
 
 
 def _first_only(move: Move, x: Tensor) -> Tensor:
-    return x if move.line.rank == 0 else torch.zeros_like(x)
+    return x if move.ranks.rank == 0 else torch.zeros_like(x)
 
 
 def _sum(move: Move, x: Tensor) -> Tensor:
-    return transport.sum_over(move.line, x)
+    return transport.sum_over(move.ranks, x)
 
 
 def _gather(move: Move, x: Tensor) -> Tensor:
     assert move.src_cut is not None
-    return transport.gather_pieces(move.line, x, *move.src_cut)
+    return transport.gather_pieces(move.ranks, x, *move.src_cut)
 
 
 def _stack(move: Move, x: Tensor) -> Tensor:
-    return transport.stack_all(move.line, x).movedim(0, move.new_dim)
+    return transport.stack_all(move.ranks, x).movedim(0, move.new_dim)
 
 
 def _sum_and_cut(move: Move, x: Tensor) -> Tensor:
     assert move.dst_cut is not None
-    return transport.sum_and_cut(move.line, x, *move.dst_cut)
+    return transport.sum_and_cut(move.ranks, x, *move.dst_cut)
 
 
 def _sum_and_unbind(move: Move, x: Tensor) -> Tensor:
-    return transport.sum_rows(move.line, x.movedim(move.new_dim, 0))
+    return transport.sum_rows(move.ranks, x.movedim(move.new_dim, 0))
 
 
 def _exchange(move: Move, x: Tensor) -> Tensor:
-    return transport.exchange_rows(move.line, x, move.sends, move.receives)
+    return transport.exchange_rows(move.ranks, x, move.sends, move.receives)
 
 
 def _recut(move: Move, x: Tensor) -> Tensor:
     assert move.src_cut is not None and move.dst_cut is not None
-    return transport.recut(move.line, x, move.src_cut, move.dst_cut)
+    return transport.cut_along_another(move.ranks, x, move.src_cut, move.dst_cut)
 
 
 def _cut(move: Move, x: Tensor) -> Tensor:
     assert move.dst_cut is not None
-    return take_piece(x, *move.dst_cut, move.line.rank).clone()
+    return take_piece(x, *move.dst_cut, move.ranks.rank).clone()
 
 
 def _place(move: Move, x: Tensor) -> Tensor:
     assert move.src_cut is not None
-    return transport.place_piece(move.line, x, *move.src_cut)
+    return transport.place_piece(move.ranks, x, *move.src_cut)
 
 
 def _unbind(move: Move, x: Tensor) -> Tensor:
-    return x.select(move.new_dim, move.line.rank).clone()
+    return x.select(move.new_dim, move.ranks.rank).clone()
 
 
 def _place_row(move: Move, x: Tensor) -> Tensor:
     rows = [
-        x if rank == move.line.rank else torch.zeros_like(x)
-        for rank in range(move.line.size)
+        x if rank == move.ranks.rank else torch.zeros_like(x)
+        for rank in range(move.ranks.size)
     ]
     return torch.stack(rows, move.new_dim)
 
@@ -184,13 +191,19 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        dual = ctx.move.dual(ctx.dtype)
-        if torch.is_grad_enabled():  # this backward is itself differentiated
-            return _apply(grads[0], dual), None
-        # Where nothing moves this is the tensor that came in, not a view of it. A leaf
-        # takes over a gradient that nobody else has, so the gradients of two leaves
-        # would be one memory if each were given a view.
-        return dual.run(grads[0]), None
+        if current.in_backward:  # where raw collectives of hooks are refused
+            with suspended():
+                return _run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
+        return _run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
+
+
+def _run_dual(dual: Move, grad: Tensor) -> Tensor:
+    if torch.is_grad_enabled():  # this backward is itself differentiated
+        return _apply(grad, dual)
+    # Where nothing moves this is the tensor that came in, not a view of it. A leaf takes
+    # over a gradient that nobody else has, so the gradients of two leaves would be one
+    # memory if each were given a view.
+    return dual.run(grad)
 
 
 _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
@@ -198,7 +211,7 @@ _apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore
 
 def apply(move: Move, x: Tensor) -> Tensor:
     """Run the move, with its dual as backward."""
-    if move.line.size == 1 and move.dtypes == NOTHING_SAID:
+    if move.ranks.size == 1 and move.dtypes == NOTHING_SAID:
         # Torch's own backward of these is the dual, and gives no views of a gradient.
         result = move.run(x)
         return torch.ops.aten.alias(x) if result is x else result

@@ -1,7 +1,7 @@
-"""Every rank's Python object to every rank: for reports, not for training.
+"""Send every rank's Python object to every rank: for reports, not for training.
 
-Runs over groups that there are anyway and makes none of its own. One collective of a
-fixed size carries most reports: several small ones would cost more than the step.
+Uses existing process groups and creates none. One collective of a fixed size carries most
+reports, because several small collectives would cost more than the training step.
 """
 
 import pickle
@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
-from placements.collectives.transport import Line, stack_all
+from placements.collectives.transport import AxisRanks, stack_all
 from placements.runtime.state import suspended
 from placements.types.mesh import Mesh
 
 T = TypeVar("T")
 
-# Bytes that are sent at first; the length of the message takes the first 8 of them.
+# Bytes of the first collective. The first 8 of them hold the length of the message.
 _FIRST = 1 << 14
 _HEADER = 8
 
@@ -50,14 +50,14 @@ def _gathered(
     size = dist.get_world_size(group)
     if size == 1:
         return known
-    line = Line("", size, dist.get_rank(group), group)
+    ranks = AxisRanks("", size, dist.get_rank(group), group)
     message = zlib.compress(pickle.dumps(known), 1)
-    parts = stack_all(line, _padded(message, _FIRST).to(device)).cpu()
+    parts = stack_all(ranks, _padded(message, _FIRST).to(device)).cpu()
     # Every rank sees all lengths, so all know whether the rest has to follow.
     lengths = [int.from_bytes(_bytes(part[:_HEADER]), "little") for part in parts]
     longest = max(lengths) + _HEADER
     if longest > _FIRST:
-        parts = stack_all(line, _padded(message, longest).to(device)).cpu()
+        parts = stack_all(ranks, _padded(message, longest).to(device)).cpu()
     merged: dict[int, T] = {}
     for part, length in zip(parts, lengths, strict=True):
         body = _bytes(part[_HEADER : _HEADER + length])

@@ -1,4 +1,4 @@
-"""In which dtype a transition works and what it gives, forward and backward apart.
+"""The dtypes in which a transition computes and sends, and of its result.
 
 If a call names no dtype, a sum is computed in the wider one of its input's and its result's
 dtypes, so that it is rounded no more than the result has to be. Values that only move
@@ -17,7 +17,7 @@ from placements.runtime.scopes import HeldAtOnce, Scoped
 
 
 class BackwardOptions(TypedDict, total=False):
-    """The dtypes of a call's backward; its own `backward_options` are for the next one."""
+    """The dtypes of a call's backward, and, nested, of the backward of that backward."""
 
     op_dtype: torch.dtype | None
     out_dtype: torch.dtype | None
@@ -26,7 +26,7 @@ class BackwardOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Dtypes:
-    """`op` is the dtype to compute and send in, `out` that of the result; None: unsaid."""
+    """`op`: the dtype to compute and send in; `out`: that of the result; None: not said."""
 
     op: torch.dtype | None = None
     out: torch.dtype | None = None

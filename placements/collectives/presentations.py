@@ -10,9 +10,9 @@ from placements._torch import unseen
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import PlacementError
+from placements.runtime.callsite import name_of
+from placements.runtime.describe import described
+from placements.runtime.errors import refused_call, type_or_error
 from placements.runtime.state import current
 from placements.types.mesh import MeshLike, as_mesh
 
@@ -33,10 +33,9 @@ def reinterpret_mesh(x: Tensor, mesh: MeshLike) -> Tensor:
             found = presented(known, target)
         except Refusal as refusal:
             name = name_of(x) or "x"
-            raise PlacementError(
-                f"reinterpret_mesh at {caller()}: {name} on {known.mesh!r} cannot be "
-                f"presented on {target!r}",
-                where="reinterpret_mesh",
+            raise refused_call(
+                "reinterpret_mesh",
+                f"{name} on {known.mesh!r} cannot be presented on {target!r}",
                 name=name,
                 axis=refusal.axis,
                 expected=repr(target),

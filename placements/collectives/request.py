@@ -1,4 +1,4 @@
-"""One transition, as called: find its row, check and type it, run it.
+"""One collective or cast, as it was called: read the call, check and type it, run it.
 
 With checking off the arguments alone say what to do. With checking on the tensor's type
 must be `src`, and the result gets its type; the rest is the same. Dims are counted from
@@ -6,7 +6,7 @@ the front from here on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,15 @@ from torch import Tensor
 
 from placements._torch import unseen
 from placements.collectives.errors import (
-    check_mesh,
-    check_source,
+    extent_left_out,
+    gradient_dropped,
+    no_axis_of_mesh,
     no_such_transition,
-    refused,
+    on_another_mesh,
+    untypable,
+    wrong_source,
 )
-from placements.collectives.moves import Cut, Move, apply
+from placements.collectives.moves import DimCut, Move, apply
 from placements.collectives.precision import (
     NOTHING_SAID,
     BackwardOptions,
@@ -27,19 +30,17 @@ from placements.collectives.precision import (
     gradient_dtype,
     said_dtypes,
 )
-from placements.collectives.transport import Line
+from placements.collectives.transport import AxisRanks
 from placements.inference.retype import cast_pads, retyped, retyped_on_one_rank
 from placements.inference.terms import Operand, Refusal
 from placements.inference.transitions import Transition, find, unchanged
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
-from placements.runtime.describe import described, operand_of
-from placements.runtime.errors import PlacementError
-from placements.runtime.leaf_gradients import follow_hook
-from placements.runtime.ledger import active_ledger
+from placements.runtime.errors import type_or_error
+from placements.runtime.gradient_notes import Step, note_move
+from placements.runtime.gradient_watch import follow_hook
+from placements.runtime.ledger import Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
-from placements.runtime.reductions import Step, note_move
-from placements.runtime.state import current, observer, suspended
+from placements.runtime.state import current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
 from placements.types.extents import Even, Extent, Padded
 from placements.types.mesh import Mesh
@@ -53,18 +54,21 @@ SaidDtypes = tuple[torch.dtype | None, torch.dtype | None, BackwardOptions | Non
 
 @dataclass(frozen=True)
 class Request:
-    """A call: what is to become of `x` on one axis."""
+    """A call that was read: what is to become of `x` on one axis, and what is around it."""
 
     call: str
     x: Tensor
-    line: Line
-    mesh: Mesh | None
+    ranks: AxisRanks
+    mesh: Mesh | None  # None: the axis is a process group that the mesh does not have
     src: AxisType
     dst: AxisType
+    row: Transition | None  # None: nothing is to be done
     dtypes: Dtypes
     new_dim: int
-    sends: Sequence[int] | None
-    receives: Sequence[int] | None
+    sends: tuple[int, ...]  # of an exchange
+    receives: tuple[int, ...]
+    gradient_dtype: torch.dtype | None
+    record: Ledger | None
 
 
 def run(
@@ -83,93 +87,70 @@ def run(
 
     `dtypes` are the call's op_dtype, out_dtype and backward_options.
     """
-    chosen = said_dtypes(call, x.dtype, *dtypes)
-    line, mesh = _line(call, axis)
-    types = (
-        _from_front(call, as_axis_type(src), x),
-        _from_front(call, _required(call, dst), x),
-    )
-    row = _row(call, x, line.axis, *types)
-    new_dim = _row_dim(call, new_dim, x, row)
-    request = Request(call, x, line, mesh, *types, chosen, new_dim, sends, receives)
-    if row is None and chosen != NOTHING_SAID:
-        row = unchanged(types[0])
-    if current.mode is None:
-        if row is None:
-            return x
-        return _noted(request, apply(_move(request, row, *_cuts_as_said(request, row)), x))
-    if row is not None and x.requires_grad and not torch.is_grad_enabled():
-        _check_gradient_kept(call, x)
-    watcher = observer()
-    if watcher is not None:
-        watcher.crossing(call, None, x, tags.get(x))
+    mode = current.mode
+    if mode is None:
+        request = _read(call, x, axis, src, dst, dtypes, new_dim, sends, receives, False)
+        return _unchecked(request)
     with unseen(), suspended():
-        moved = _noted(request, _checked(request, row))
-    if watcher is not None and moved is not x:
-        watcher.crossing(call, "result", moved, tags.get(moved))
+        request = _read(call, x, axis, src, dst, dtypes, new_dim, sends, receives, True)
+        known = tags.get(x)
+        if mode.observer is not None:
+            mode.observer.crossing(call, None, x, known)
+        if known is None or known.fresh is not None:
+            known = type_or_error(x, call)
+        moved = _checked(request, known)
+        if mode.observer is not None and moved is not x:
+            mode.observer.crossing(call, "result", moved, tags.get(moved))
     return moved
 
 
-def _noted(request: Request, moved: Tensor) -> Tensor:
-    """The result, with a note of what was done if it may be a gradient."""
-    x, line = request.x, request.line
-    if line.size > 1 and moved is not x:
-        said = request.call, request.mesh, line.axis, request.src, request.dst
-        step = note_move(x, moved, Step(*said, ""))
-        if step is not None:
-            follow_hook(x, step)
-    return moved
-
-
-def _check_gradient_kept(call: str, x: Tensor) -> None:
-    """A result under no_grad is cut off from `x`; of a leaf everybody knows it."""
-    if x.grad_fn is None:
-        return
-    name = name_of(x) or "x"
-    raise PlacementError(
-        f"{call} at {caller()}: {name} needs a gradient, which no_grad() drops here",
-        where=f"{call} at {caller()}",
-        name=name,
-        rule="what is computed from the result would train without its share",
-        operands=[described(x)],
-        advice=f"call it outside no_grad(), or say that no gradient is meant: "
-        f"{name}.detach()",
-    )
-
-
-def _from_front(call: str, t: AxisType, x: Tensor) -> AxisType:
-    """The type with its dim counted from the front; ValueError if `x` has no such dim."""
-    if not isinstance(t, Shard):
-        return t
-    if not -x.dim() <= t.dim < x.dim():
-        raise ValueError(f"{call}: {t!r} names a dim that {x.dim()} dims do not have")
-    return t if t.dim >= 0 else Shard(t.dim + x.dim(), t.extent)
-
-
-def _row_dim(call: str, new_dim: int, x: Tensor, row: Transition | None) -> int:
-    """Which dim a row per rank is added at, or taken from."""
-    if row is None or row.dims_added == 0:
-        return 0
-    added = row.dims_added == 1
-    dims = x.dim() + added
-    if not -dims <= new_dim < dims:
-        raise ValueError(
-            f"{call}: dim {new_dim} is none of the {dims} dims of the "
-            f"{'result' if added else 'tensor'}"
-        )
-    return new_dim % dims
-
-
-def _required(call: str, dst: AxisTypeLike | None) -> AxisType:
+def _read(
+    call: str,
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike,
+    dst: AxisTypeLike | None,
+    dtypes: SaidDtypes,
+    new_dim: int,
+    sends: Sequence[int] | None,
+    receives: Sequence[int] | None,
+    checked: bool,
+) -> Request:
+    """The request that the arguments of a call make; ValueError if they make none."""
+    chosen = NOTHING_SAID
+    if dtypes != (None, None, None):
+        chosen = said_dtypes(call, x.dtype, *dtypes)
+    ranks, mesh = _ranks(call, axis, checked)
+    gradients, record = None, None
+    if ranks.size > 1:
+        record = active_ledger()
+        gradients = gradient_dtype(ranks.axis) if x.requires_grad else None
     if dst is None:
         raise ValueError(
             f"{call} needs dst=R or dst=I: the backward depends on it. R if each rank "
             "uses the result in its own way, I if all repeat one computation"
         )
-    return as_axis_type(dst)
+    before, after = _as_type(call, src, x), _as_type(call, dst, x)
+    row = _row(call, x, ranks.axis, before, after)
+    if row is None and chosen != NOTHING_SAID:
+        row = unchanged(before)
+    added = 0 if row is None else row.dims_added
+    new_dim = _row_dim(call, new_dim, x, added) if added else 0
+    exchanged: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+    if row is not None and row.action == "exchange":
+        exchanged = _splits(x, ranks, sends, receives)
+    elif row is not None and (sends is not None or receives is not None):
+        raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
+    if checked and row is not None and x.requires_grad and not torch.is_grad_enabled():
+        if x.grad_fn is not None:  # that a leaf gets no gradient there, everybody expects
+            raise gradient_dropped(call, x)
+    return Request(
+        call, x, ranks, mesh, before, after, row, chosen, new_dim, *exchanged, gradients,
+        record,
+    )  # fmt: skip
 
 
-def _line(call: str, axis: Axis) -> tuple[Line, Mesh | None]:
+def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None]:
     """The ranks of an axis, by its name or its process group; and the mesh it is of."""
     mesh = current_mesh()
     if isinstance(axis, str):
@@ -179,27 +160,38 @@ def _line(call: str, axis: Axis) -> tuple[Line, Mesh | None]:
                     f"axis {axis!r} is a name, but no mesh is current; "
                     "with set_current_mesh(mesh): ..."
                 )
-            return Line(axis, 1, 0, None), None
-        size = mesh.require(axis)
-        unsent = size > 1 and mesh.device_mesh is None and current.mode is None
+            return AxisRanks(axis, 1, 0, None), None
+        size = mesh.sizes.get(axis) or mesh.require(axis)
+        group = None if mesh.device_mesh is None else mesh.group(axis)
+        unsent = size > 1 and mesh.device_mesh is None and not checked
         if unsent and _on_many_ranks():
             raise ValueError(
                 f"{mesh!r} is sizes alone, so nothing can be sent over {axis!r}; "
                 "set_current_mesh takes the DeviceMesh of these ranks"
             )
-        return Line(axis, size, mesh.coordinate[axis], mesh.group(axis)), mesh
+        return AxisRanks(axis, size, mesh.coordinate[axis], group), mesh
     for name in mesh.sizes if mesh is not None and mesh.device_mesh is not None else ():
         assert mesh is not None
         if mesh.group(name) is axis:
-            return Line(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
+            return AxisRanks(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
     rank = dist.get_rank(axis)
     if rank < 0:
         raise ValueError(f"{call}: this rank is not one of the ranks of the process group")
-    return Line(axis.group_name, dist.get_world_size(axis), rank, axis), None
+    return AxisRanks(axis.group_name, dist.get_world_size(axis), rank, axis), None
 
 
 def _on_many_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _as_type(call: str, like: AxisTypeLike, x: Tensor) -> AxisType:
+    """The type with its dim counted from the front; ValueError if `x` has no such dim."""
+    t = like if isinstance(like, AxisType) else as_axis_type(like)
+    if not isinstance(t, Shard):
+        return t
+    if not -x.dim() <= t.dim < x.dim():
+        raise ValueError(f"{call}: {t!r} names a dim that {x.dim()} dims do not have")
+    return t if t.dim >= 0 else Shard(t.dim + x.dim(), t.extent)
 
 
 def _row(
@@ -219,41 +211,132 @@ def _row(
     return row
 
 
-def _move(
-    request: Request, row: Transition, src_cut: Cut | None, dst_cut: Cut | None
-) -> Move:
-    line, splits = request.line, _splits(request, row)
-    return Move(
+def _row_dim(call: str, new_dim: int, x: Tensor, added: int) -> int:
+    """Which dim a row per rank is added at (`added` is 1) or taken from (-1)."""
+    dims = x.dim() + (added == 1)
+    if not -dims <= new_dim < dims:
+        raise ValueError(
+            f"{call}: dim {new_dim} is none of the {dims} dims of the "
+            f"{'result' if added == 1 else 'tensor'}"
+        )
+    return new_dim % dims
+
+
+def _unchecked(request: Request) -> Tensor:
+    row = request.row
+    if row is None:
+        return request.x
+    src_cut, dst_cut = _cuts_as_said(request, row)
+    return _carry_out(request, row, src_cut, dst_cut, in_hook=current.in_backward)
+
+
+def _checked(request: Request, known: TensorType) -> Tensor:
+    x, row, ranks = request.x, request.row, request.ranks
+    if ranks.size > 1:
+        _check_operand(request, known)
+    if row is None:
+        return x
+    src_cut = dst_cut = None
+    operand = Operand(known, tuple(x.shape), str(x.dtype).removeprefix("torch."), 0)
+    try:
+        if row.src == row.dst and row.action == "same":
+            found = known
+        elif ranks.size == 1:
+            found = retyped_on_one_rank(row, operand, ranks.axis, request.new_dim)
+        else:
+            found = retyped(
+                row, operand, ranks.axis, request.dst, new_dim=request.new_dim,
+                receives=request.receives if row.action == "exchange" else None,
+            ).type  # fmt: skip
+            src_cut = _cut_in(known, ranks.axis) if row.src == "S" else None
+            dst_cut = _cut_in(found, ranks.axis) if row.dst == "S" else None
+    except Refusal as refusal:
+        raise untypable(request.call, x, known, ranks.axis, refusal) from None
+    moved = _carry_out(request, row, src_cut, dst_cut, in_hook=False)
+    if request.dtypes.op or request.dtypes.out:
+        found = found.with_pads(cast_pads(found.pads))
+    tags.put(moved, found)
+    return moved
+
+
+def _check_operand(request: Request, known: TensorType) -> None:
+    """The tensor must live on the mesh and be what `src` says, with its extent."""
+    call, x, axis, src = request.call, request.x, request.ranks.axis, request.src
+    if request.mesh is None:
+        raise no_axis_of_mesh(call, axis)
+    if known.is_number:
+        if src.letter in "RI":
+            return
+    elif known.mesh is not request.mesh and known.mesh != request.mesh:
+        raise on_another_mesh(call, x, known, axis, request.mesh)
+    actual = known[axis]
+    if actual != src:
+        raise wrong_source(call, x, known, axis, src, request.dst)
+    if isinstance(src, Shard) and isinstance(actual, Shard) and src.extent is None:
+        assert actual.extent is not None
+        if not actual.extent.is_even:
+            raise extent_left_out(call, x, known, axis, src)
+
+
+def _cut_in(known: TensorType, axis: str) -> DimCut:
+    shard = known[axis]
+    assert isinstance(shard, Shard) and shard.extent is not None
+    return shard.dim, shard.extent
+
+
+def _carry_out(
+    request: Request,
+    row: Transition,
+    src_cut: DimCut | None,
+    dst_cut: DimCut | None,
+    *,
+    in_hook: bool,
+) -> Tensor:
+    """Run the transition, and note on the result what was done: it may be a gradient."""
+    x, ranks = request.x, request.ranks
+    move = Move(
         row,
-        line,
+        ranks,
         src_cut,
         dst_cut,
         request.new_dim,
-        *splits,
+        request.sends,
+        request.receives,
         dtypes=request.dtypes,
-        gradient_dtype=gradient_dtype(line.axis) if line.size > 1 else None,
-        record=active_ledger() if line.size > 1 else None,
+        gradient_dtype=request.gradient_dtype,
+        record=request.record,
     )
+    if in_hook:  # where raw collectives are refused
+        with suspended():
+            moved = apply(move, x)
+    else:
+        moved = apply(move, x)
+    if ranks.size > 1 and moved is not x:
+        said = request.call, request.mesh, ranks.axis, request.src, request.dst
+        step = note_move(x, moved, Step(*said, ""))
+        if step is not None:
+            follow_hook(x, step)
+    return moved
 
 
-def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | None]:
+def _cuts_as_said(request: Request, row: Transition) -> tuple[DimCut | None, DimCut | None]:
     """The cuts that the arguments alone describe: checking is off."""
-    src, dst, x, line = request.src, request.dst, request.x, request.line
-    if row.dims_added == -1 and x.shape[request.new_dim] != line.size:
+    src, dst, x, ranks = request.src, request.dst, request.x, request.ranks
+    if row.dims_added == -1 and x.shape[request.new_dim] != ranks.size:
         raise ValueError(
             f"{row.call}: one row per rank is taken from dim {request.new_dim}, so it must "
-            f"have {line.size} rows, got {x.shape[request.new_dim]}; for pieces of several "
-            "rows use Shard"
+            f"have {ranks.size} rows, got {x.shape[request.new_dim]}; for pieces of "
+            "several rows use Shard"
         )
-    if line.size == 1:
+    if ranks.size == 1:
         return None, None  # the one piece is the whole, however it is said to be cut
-    src_cut = _held_cut(src, x, line) if isinstance(src, Shard) else None
+    src_cut = _held_cut(src, x, ranks) if isinstance(src, Shard) else None
     if not isinstance(dst, Shard):
         return src_cut, None
     if row.action not in ("cut", "sum and cut", "recut"):
-        return src_cut, _held_cut(dst, x, line)
+        return src_cut, _held_cut(dst, x, ranks)
     dim = dst.dim
-    extent: Extent = (dst.extent or Padded(x.shape[dim])).over(line.size)
+    extent: Extent = (dst.extent or Padded(x.shape[dim])).over(ranks.size)
     if extent.total != x.shape[dim]:
         raise ValueError(
             f"{row.call}: {extent!r} cuts {extent.total} rows, but dim {dim} has "
@@ -262,94 +345,49 @@ def _cuts_as_said(request: Request, row: Transition) -> tuple[Cut | None, Cut | 
     return src_cut, (dim, extent)
 
 
-def _held_cut(t: Shard, x: Tensor, line: Line) -> Cut:
+def _held_cut(t: Shard, x: Tensor, ranks: AxisRanks) -> DimCut:
     dim = t.dim
-    extent = (t.extent or Even(x.shape[dim] * line.size)).over(line.size)
-    if extent.local_size(line.rank) != x.shape[dim]:
+    extent = (t.extent or Even(x.shape[dim] * ranks.size)).over(ranks.size)
+    if extent.local_size(ranks.rank) != x.shape[dim]:
         raise ValueError(
             f"dim {dim} has {x.shape[dim]} rows here, but {extent!r} over axis "
-            f"{line.axis!r} gives rank {line.rank} {extent.local_size(line.rank)}"
+            f"{ranks.axis!r} gives rank {ranks.rank} {extent.local_size(ranks.rank)}"
         )
     return dim, extent
 
 
-def _splits(request: Request, row: Transition) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _splits(
+    x: Tensor,
+    ranks: AxisRanks,
+    sends: Sequence[int] | None,
+    receives: Sequence[int] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How many rows go to each rank, and come from it; equal runs unless it is said."""
-    sends, receives, line = request.sends, request.receives, request.line
-    if row.action != "exchange":
-        if sends is not None or receives is not None:
-            raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
-        return (), ()
     if (sends is None) != (receives is None):
         raise ValueError("give both input_split_sizes and output_split_sizes, or neither")
-    if request.x.dim() == 0:
+    if x.dim() == 0:
         raise ValueError("all_to_all exchanges the rows of dim 0, but the tensor has none")
-    rows = request.x.shape[0]
+    rows = x.shape[0]
     if sends is None or receives is None:
-        if rows % line.size:
+        if rows % ranks.size:
             raise ValueError(
-                f"all_to_all without split sizes needs a multiple of {line.size} rows, "
+                f"all_to_all without split sizes needs a multiple of {ranks.size} rows, "
                 f"got {rows}"
             )
-        even = (rows // line.size,) * line.size
+        even = (rows // ranks.size,) * ranks.size
         return even, even
-    if len(sends) != line.size or len(receives) != line.size:
+    if len(sends) != ranks.size or len(receives) != ranks.size:
         raise ValueError(
-            f"split sizes need one entry for each of the {line.size} ranks of axis "
-            f"{line.axis!r}, got {len(sends)} and {len(receives)}"
+            f"split sizes need one entry for each of the {ranks.size} ranks of axis "
+            f"{ranks.axis!r}, got {len(sends)} and {len(receives)}"
         )
     if sum(sends) != rows or min(*sends, *receives) < 0:
         raise ValueError(
             f"input_split_sizes {list(sends)} must be >= 0 and sum to the {rows} rows"
         )
-    if line.size == 1 and sends[0] != receives[0]:
+    if ranks.size == 1 and sends[0] != receives[0]:
         raise ValueError(
-            f"the only rank of axis {line.axis!r} sends itself {sends[0]} rows, but "
+            f"the only rank of axis {ranks.axis!r} sends itself {sends[0]} rows, but "
             f"output_split_sizes says that {receives[0]} come"
         )
     return tuple(sends), tuple(receives)
-
-
-def _checked(request: Request, row: Transition | None) -> Tensor:
-    x, line = request.x, request.line
-    operand = operand_of(x, request.call)
-    if line.size > 1:
-        check_mesh(request.call, x, operand.type, line.axis, request.mesh)
-        check_source(request.call, x, operand.type, line.axis, request.src, request.dst)
-    if row is None:
-        return x
-    try:
-        move, found = _typed_move(request, row, operand)
-    except Refusal as refusal:
-        raise refused(request.call, x, operand.type, line.axis, refusal) from None
-    moved = apply(move, x)
-    if request.dtypes.op or request.dtypes.out:
-        found = found.with_pads(cast_pads(found.pads))
-    tags.put(moved, found)
-    return moved
-
-
-def _typed_move(
-    request: Request, row: Transition, operand: Operand
-) -> tuple[Move, TensorType]:
-    """The move, cut as the types say, and the type of what it gives."""
-    axis = request.line.axis
-    if row.src == row.dst and row.action == "same":
-        return _move(request, row, None, None), operand.type
-    if request.line.size == 1:
-        found = retyped_on_one_rank(row, operand, axis, request.new_dim)
-        return _move(request, row, None, None), found
-    move = _move(request, row, _cut_in(operand, axis), None)
-    result = retyped(
-        row, operand, axis, request.dst, new_dim=request.new_dim,
-        receives=move.receives if row.action == "exchange" else None,
-    )  # fmt: skip
-    return replace(move, dst_cut=_cut_in(result, axis)), result.type
-
-
-def _cut_in(operand: Operand, axis: str) -> Cut | None:
-    shard = operand.type[axis]
-    if not isinstance(shard, Shard):
-        return None
-    assert shard.extent is not None
-    return shard.dim, shard.extent

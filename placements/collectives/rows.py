@@ -1,4 +1,4 @@
-"""`row_numbers`, `to_global`, `to_local`: make an index, or change which rows it counts.
+"""Make an index of rows, or change whose rows an index counts.
 
 This is the only arithmetic that keeps an index an index: which rows a rank holds is
 read from the extent, never computed by hand from rank and length.
@@ -10,8 +10,8 @@ from torch import Tensor
 from placements._torch import unseen
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
-from placements.runtime.describe import described, type_or_error
-from placements.runtime.errors import mismatch
+from placements.runtime.describe import described
+from placements.runtime.errors import mismatch, type_or_error
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current
 from placements.types.axis import AxisType, R, Shard, V
@@ -86,7 +86,7 @@ def to_local(index: Tensor, axis: str, extent: Extent) -> tuple[Tensor, Tensor]:
 
 
 def _tag_like(result: Tensor, index: Tensor, becomes: Index | None = None) -> None:
-    """An axis of size 1 changes nothing: the result is what the index was."""
+    """Give the result the type of the index: an axis of size 1 changes nothing."""
     known = tags.get(index)
     if current.mode is not None and known is not None:
         tags.put(result, known.with_index(becomes or known.index))

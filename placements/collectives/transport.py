@@ -1,7 +1,7 @@
-"""The actions of transitions on local tensors: with a process group, or shapes alone.
+"""What transitions do to local tensors, with a process group or by shapes alone.
 
-No types and no autograd here. Pieces of unequal length are padded on the way into a
-collective that needs equal ones and trimmed on the way out.
+There are no types and no autograd here. Pieces of unequal length are padded on the way
+into a collective that needs equal ones, and trimmed on the way out.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from placements.types.meaning import put_pieces, take_piece
 
 
 @dataclass(frozen=True)
-class Line:
+class AxisRanks:
     """The ranks of one mesh axis, seen from one of them.
 
-    No group, but several ranks: nothing is sent, and shapes alone result. Over one rank
-    `moves` does not come here.
+    If there are several ranks but no group, nothing is sent, and only the shapes of
+    results are right. Over one rank `moves` calls nothing here.
     """
 
     axis: str
@@ -40,41 +40,41 @@ def _wait(result: Tensor) -> Tensor:
     return functional.wait_tensor(result)
 
 
-def sum_over(line: Line, x: Tensor) -> Tensor:
-    if line.group is None or x.numel() == 0:
+def sum_over(ranks: AxisRanks, x: Tensor) -> Tensor:
+    if ranks.group is None or x.numel() == 0:
         return x.clone()
-    return _wait(functional.all_reduce(x.contiguous(), "sum", line.group_name))
+    return _wait(functional.all_reduce(x.contiguous(), "sum", ranks.group_name))
 
 
-def stack_all(line: Line, x: Tensor) -> Tensor:
+def stack_all(ranks: AxisRanks, x: Tensor) -> Tensor:
     """All ranks' tensors of one shape, stacked on a new leading dim."""
-    if line.group is None or x.numel() == 0:
-        return x.new_zeros((line.size, *x.shape))
+    if ranks.group is None or x.numel() == 0:
+        return x.new_zeros((ranks.size, *x.shape))
     flat = x.reshape(1, -1).contiguous()
-    gathered = _wait(functional.all_gather_into_tensor(flat, line.size, line.group_name))
-    return gathered.view(line.size, *x.shape)
+    gathered = _wait(functional.all_gather_into_tensor(flat, ranks.size, ranks.group_name))
+    return gathered.view(ranks.size, *x.shape)
 
 
-def sum_rows(line: Line, x: Tensor) -> Tensor:
+def sum_rows(ranks: AxisRanks, x: Tensor) -> Tensor:
     """Row `rank` of the sum over ranks of x, whose leading dim has a row per rank."""
-    if line.group is None or x.numel() == 0:
-        return x[line.rank].clone()
-    flat = x.reshape(line.size, -1).contiguous()
+    if ranks.group is None or x.numel() == 0:
+        return x[ranks.rank].clone()
+    flat = x.reshape(ranks.size, -1).contiguous()
     reduced = _wait(
-        functional.reduce_scatter_tensor(flat, "sum", line.size, line.group_name)
+        functional.reduce_scatter_tensor(flat, "sum", ranks.size, ranks.group_name)
     )
     return reduced.view(x.shape[1:])
 
 
 def exchange_rows(
-    line: Line, x: Tensor, sends: Sequence[int], receives: Sequence[int]
+    ranks: AxisRanks, x: Tensor, sends: Sequence[int], receives: Sequence[int]
 ) -> Tensor:
     """Rows of dim 0: `sends[q]` of them to rank q, `receives[q]` from rank q."""
-    if line.group is None:
+    if ranks.group is None:
         return x.new_zeros((sum(receives), *x.shape[1:]))
     return _wait(
         functional.all_to_all_single(
-            x.contiguous(), list(receives), list(sends), line.group_name
+            x.contiguous(), list(receives), list(sends), ranks.group_name
         )
     )
 
@@ -92,46 +92,46 @@ def pad_to(x: Tensor, dim: int, size: int) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim)
 
 
-def gather_pieces(line: Line, x: Tensor, dim: int, extent: Extent) -> Tensor:
+def gather_pieces(ranks: AxisRanks, x: Tensor, dim: int, extent: Extent) -> Tensor:
     padded = pad_to(x, dim, longest(extent))
-    pieces = stack_all(line, padded).unbind(0)
+    pieces = stack_all(ranks, padded).unbind(0)
     trimmed = [p.narrow(dim, 0, s) for p, s in zip(pieces, extent.sizes, strict=True)]
     return put_pieces(trimmed, dim, extent)
 
 
-def sum_and_cut(line: Line, x: Tensor, dim: int, extent: Extent) -> Tensor:
+def sum_and_cut(ranks: AxisRanks, x: Tensor, dim: int, extent: Extent) -> Tensor:
     size = longest(extent)
     pieces = [
-        pad_to(take_piece(x, dim, extent, rank), dim, size) for rank in range(line.size)
+        pad_to(take_piece(x, dim, extent, rank), dim, size) for rank in range(ranks.size)
     ]
-    mine = sum_rows(line, torch.stack(pieces))
-    return mine.narrow(dim, 0, extent.local_size(line.rank))
+    mine = sum_rows(ranks, torch.stack(pieces))
+    return mine.narrow(dim, 0, extent.local_size(ranks.rank))
 
 
-def place_piece(line: Line, x: Tensor, dim: int, extent: Extent) -> Tensor:
+def place_piece(ranks: AxisRanks, x: Tensor, dim: int, extent: Extent) -> Tensor:
     pieces: list[Tensor] = []
     for rank, size in enumerate(extent.sizes):
         shape = list(x.shape)
         shape[dim] = size
-        pieces.append(x if rank == line.rank else x.new_zeros(shape))
+        pieces.append(x if rank == ranks.rank else x.new_zeros(shape))
     return put_pieces(pieces, dim, extent)
 
 
-def recut(
-    line: Line, x: Tensor, old: tuple[int, Extent], new: tuple[int, Extent]
+def cut_along_another(
+    ranks: AxisRanks, x: Tensor, old: tuple[int, Extent], new: tuple[int, Extent]
 ) -> Tensor:
-    """Pieces along the old dim -> pieces along the new dim."""
+    """Pieces along the old dim -> pieces along the new dim, by an all-to-all."""
     (old_dim, old_extent), (new_dim, new_extent) = old, new
     long_old, long_new = longest(old_extent), longest(new_extent)
     blocks = [
         pad_to(pad_to(take_piece(x, new_dim, new_extent, r), new_dim, long_new),
                old_dim, long_old)
-        for r in range(line.size)
+        for r in range(ranks.size)
     ]  # fmt: skip
     sent = torch.stack(blocks)
-    ones = [1] * line.size
-    received = exchange_rows(line, sent, ones, ones).unbind(0)
-    mine = new_extent.local_size(line.rank)
+    ones = [1] * ranks.size
+    received = exchange_rows(ranks, sent, ones, ones).unbind(0)
+    mine = new_extent.local_size(ranks.rank)
     pieces = [
         block.narrow(new_dim, 0, mine).narrow(old_dim, 0, size)
         for block, size in zip(received, old_extent.sizes, strict=True)

@@ -281,3 +281,8 @@ def _left(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
         return None
     rows = replace(pads, dims=(0,)).mask(1)
     return replace(left, shape=(x.shape[0], *x.shape[len(pads.dims) :])), f"{text}[{rows}]"
+
+
+def call_text(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> str:
+    """The code of a collective or a cast: `all_reduce(x, 'tp', src=P, dst=R)`."""
+    return f"{call}({name}, {axis!r}, src={src!r}, dst={dst!r})"

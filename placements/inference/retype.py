@@ -145,7 +145,7 @@ def _index_after(
     row: Transition, index: Index | Computed | None
 ) -> Index | Computed | None:
     """Rows of one rank's own are nobody's once they moved to another rank."""
-    if row.communicates and isinstance(index, Index) and index.cuts:
+    if isinstance(index, Index) and index.cuts and row.communicates:
         return COMPUTED
     return index
 

@@ -19,12 +19,12 @@ from placements.collectives.transport import gather_pieces, stack_all, sum_over
 from placements.parameters.held import (
     Held,
     Meshes,
-    line_of,
     meshes_or_current,
+    ranks_of,
     saved_tensors,
 )
 from placements.runtime.dtensors import local_part
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused
 from placements.runtime.state import suspended
 from placements.types.axis import Shard
 from placements.types.meaning import take_piece
@@ -71,19 +71,19 @@ def load_global_state_dict(
 
 def _joined(held: Held) -> Tensor:
     mesh, tensor = held.type.mesh, cast(Any, held.tensor)
-    # What a DTensor is on its own axes is for it to join.
+    # A DTensor joins its pieces on its own axes itself.
     value: Tensor = tensor.full_tensor() if local_part(tensor)[1] else tensor.clone()
     for axis in reversed(list(held.type)):
         t = held.type[axis]
         if isinstance(t, Shard):
             assert t.extent is not None
-            value = gather_pieces(line_of(mesh, axis), value, t.dim, t.extent)
+            value = gather_pieces(ranks_of(mesh, axis), value, t.dim, t.extent)
         elif t.letter == "P":
-            value = sum_over(line_of(mesh, axis), value)
+            value = sum_over(ranks_of(mesh, axis), value)
     # Stacked last, each in front of the one before, so that they come in mesh order.
     for axis in reversed(mesh.axes):
         if held.type[axis].letter == "V":
-            value = stack_all(line_of(mesh, axis), value)
+            value = stack_all(ranks_of(mesh, axis), value)
     return value
 
 
@@ -137,14 +137,14 @@ def _check_names(call: str, mine: set[str], given: set[str]) -> None:
 
 
 def _compare_shapes(call: str, held: list[Held], mesh: Mesh) -> None:
-    """Refuse before the first collective what would not meet its peers in it."""
+    """Raise PlacementError, before any collective, if ranks declare a name differently."""
     mine = {one.name: (str(one.tensor.dtype), *_described(one)) for one in held}
     for (rank, first), (other, second) in pairwise(from_all_ranks(mesh, mine).items()):
         for name in [*first, *(name for name in second if name not in first)]:
             if first.get(name) != second.get(name):
-                raise PlacementError(
-                    f"{call}: {name!r} is not declared alike on ranks {rank} and {other}",
-                    where=call,
+                raise refused(
+                    call,
+                    f"{name!r} is not declared alike on ranks {rank} and {other}",
                     name=name,
                     expected=str(first.get(name)),
                     actual=str(second.get(name)),
@@ -175,10 +175,10 @@ def _compare_values(
             by_digest.setdefault(of_rank[one.name], []).append(rank)
         if len(by_digest) > 1:
             groups = " and ".join(f"ranks {ranks}" for ranks in by_digest.values())
-            raise PlacementError(
-                f"{call}: {one.name!r} is not the same on {groups}, though it is declared "
+            raise refused(
+                call,
+                f"{one.name!r} is not the same on {groups}, though it is declared "
                 f"{one.type!r}",
-                where=call,
                 name=one.name,
                 expected="equal values",
                 actual=groups,

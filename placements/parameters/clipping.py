@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from placements._torch import unseen
 from placements.collectives.transport import stack_all
+from placements.inference.fixes import call_text
 from placements.parameters.gradients import (
     gradient_type,
     own_memory,
@@ -23,16 +24,16 @@ from placements.parameters.gradients import (
 from placements.parameters.held import (
     Held,
     Meshes,
-    line_of,
     meshes_or_current,
+    ranks_of,
     trained_parameters,
 )
 from placements.runtime import tags
 from placements.runtime.dtensors import local_part
 from placements.runtime.errors import mismatch
-from placements.runtime.leaf_gradients import watch_noted
+from placements.runtime.gradient_watch import watch_noted
 from placements.runtime.state import suspended
-from placements.types.axis import R
+from placements.types.axis import P, R
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
@@ -109,7 +110,7 @@ def _spread(call: str, held: Held) -> _Spread:
                 advice="if nothing has summed it, reduce_gradients(module) first; if "
                 "other means did, a second sum would count it once for every rank: sum by "
                 "typed collectives, which are known: p.grad = "
-                f"all_reduce(p.grad, {pending[0]!r}, src=P, dst=R)",
+                + call_text("all_reduce", "p.grad", pending[0], P, R),
             )  # fmt: skip
     axes = [axis for axis in found.mesh.axes if split[axis].letter in "SV"]
     return found.mesh, tuple(axes)
@@ -124,7 +125,7 @@ def _total_norm(
         share = share if math.isinf(norm_type) else share**norm_type
         for axis in axes:
             # Gathered and added in rank order, so that all ranks get the same bits.
-            every = stack_all(line_of(mesh, axis), share)
+            every = stack_all(ranks_of(mesh, axis), share)
             share = every.amax() if math.isinf(norm_type) else every.sum()
         shares.append(share)
     if not shares:

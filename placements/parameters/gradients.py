@@ -21,15 +21,16 @@ from placements.parameters.held import (
     Held,
     Meshes,
     frozen_parameters,
-    line_of,
     meshes_or_current,
+    ranks_of,
     trained_parameters,
 )
 from placements.runtime import tags
 from placements.runtime.callsite import caller
 from placements.runtime.dtensors import local_part
-from placements.runtime.errors import PlacementError, mismatch
-from placements.runtime.leaf_gradients import (
+from placements.runtime.errors import PlacementError, mismatch, refused
+from placements.runtime.gradient_notes import Note, Step, note_of, put_note, reduced
+from placements.runtime.gradient_watch import (
     check_noted,
     in_trouble,
     misfit,
@@ -38,7 +39,6 @@ from placements.runtime.leaf_gradients import (
     watch_noted,
 )
 from placements.runtime.ledger import active_ledger
-from placements.runtime.reductions import Note, Step, note_of, put_note, reduced
 from placements.runtime.state import observer, suspended
 from placements.types.axis import AxisType, P, R
 from placements.types.tensor import TensorType
@@ -154,9 +154,9 @@ def _with(known: TensorType, types: Mapping[str, AxisType]) -> TensorType:
 
 
 def _partial_dtensor(call: str, name: str, axis: str) -> PlacementError:
-    return PlacementError(
-        f"{call}: the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
-        where=call,
+    return refused(
+        call,
+        f"the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
         name=name,
         axis=axis,
         expected="Replicate or Shard",
@@ -197,7 +197,7 @@ class Due(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What gradients have in common that travel together."""
+        """What gradients must have in common to be sent together."""
         where = self.held.type.mesh, self.held.tensor.device
         return *where, self.axes, self.dtype, self.op_dtypes
 
@@ -207,7 +207,7 @@ def _due(
 ) -> Iterator[Due]:
     """The gradients that need a sum; the same on every rank.
 
-    What hooks or assignments have reduced is left as it is.
+    A gradient that hooks or assignments have reduced is left as it is.
     """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
         handled = local_part(held.tensor)[1]
@@ -232,7 +232,7 @@ def _due(
 def _op_dtypes(
     call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
 ) -> tuple[torch.dtype, ...]:
-    """In which dtype to sum over each axis; where nothing is said, as wide as it came."""
+    """The dtype in which to sum over each axis: by default no narrower than the input."""
     found: list[torch.dtype] = []
     widest = dtype
     for axis in axes:
@@ -244,17 +244,16 @@ def _op_dtypes(
 
 
 def _wire_dtype(call: str, held: Held) -> torch.dtype:
-    """Known without a gradient too: other ranks may have one where this has none."""
+    """The dtype in which all ranks send a gradient, also a rank that has none."""
     parameter, grad = held.tensor, held.tensor.grad
     if parameter.grad_dtype is not None:
         return parameter.grad_dtype
     # The gradient may be of any dtype; it is sent in one that all ranks know.
     wide = torch.promote_types(parameter.dtype, torch.float32)
     if grad is not None and torch.promote_types(grad.dtype, wide) != wide:
-        raise PlacementError(
-            f"{call}: the gradient of {held.name!r} is {grad.dtype}, which {wide} cannot "
-            "hold",
-            where=call,
+        raise refused(
+            call,
+            f"the gradient of {held.name!r} is {grad.dtype}, which {wide} cannot hold",
             name=held.name,
             rule="grad_dtype is None, so ranks without a gradient cannot know its dtype",
             advice=f"{held.name}.grad_dtype = {grad.dtype}",
@@ -263,14 +262,14 @@ def _wire_dtype(call: str, held: Held) -> torch.dtype:
 
 
 def own_memory(call: str, held: Held) -> None:
-    """Make sure that a gradient can be written: dense, each element in its own place."""
+    """Make sure that a gradient can be written in place: dense, no memory shared."""
     grad = held.tensor.grad
     assert grad is not None
     if grad.layout != torch.strided:
-        raise PlacementError(
-            f"{call}: the gradient of {held.name!r} has the layout {grad.layout}, expected "
-            "a dense tensor",
-            where=call,
+        raise refused(
+            call,
+            f"the gradient of {held.name!r} has the layout {grad.layout}, expected a dense "
+            "tensor",
             name=held.name,
             expected=str(torch.strided),
             actual=str(grad.layout),
@@ -289,10 +288,10 @@ def own_memory(call: str, held: Held) -> None:
 
 
 def _reduced_already(call: str, held: Held, axis: str) -> PlacementError:
-    return PlacementError(
-        f"{call}: the gradient of {held.name!r} was reduced already, so it is "
-        f"Replicate on axis {axis!r}, expected Partial",
-        where=call,
+    return refused(
+        call,
+        f"the gradient of {held.name!r} was reduced already, so it is Replicate on axis "
+        f"{axis!r}, expected Partial",
         name=held.name,
         axis=axis,
         expected="Partial",
@@ -342,7 +341,7 @@ def _reduce(bucket: list[Due]) -> None:
         # Between two sums nothing is rounded: the next axis has a dtype of its own.
         said = Dtypes(op, torch.promote_types(op, total.dtype))
         move = Move(
-            _SUM, line_of(mesh, axis), dtypes=said, record=active_ledger(), site=site
+            _SUM, ranks_of(mesh, axis), dtypes=said, record=active_ledger(), site=site
         )
         total = move.run(total)
     sums = torch.split(total, [part.numel() for part in [*flat, present]])
@@ -360,15 +359,15 @@ def _reduce(bucket: list[Due]) -> None:
 
 def _give(parameter: Tensor, grad: Tensor) -> None:
     if local_part(parameter)[1]:
-        raise PlacementError(
-            "reduce_gradients: FSDP2 left a parameter without a gradient on one rank only",
-            where="reduce_gradients",
+        raise refused(
+            "reduce_gradients",
+            "FSDP2 left a parameter without a gradient on one rank only",
         )
     parameter.grad = grad
 
 
 def _mark(one: Due, grad: Tensor) -> None:
-    """Note on the gradient that it is reduced; from now on watch for what is added."""
+    """Note on the gradient that it is reduced, and watch what backward adds from now on."""
     mesh, earlier = one.held.type.mesh, one.note or Note()
     steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in one.axes)
     put_note(grad, Note((*earlier.steps, *steps), by_us=True))

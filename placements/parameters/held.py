@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements.collectives.transport import Line
+from placements.collectives.transport import AxisRanks
 from placements.runtime.declared import declared
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import refused
 from placements.runtime.mesh import NO_MESH, current_mesh, unknown_axis_here
 from placements.runtime.tags import declarations
 from placements.types.axis import TypesLike
@@ -65,9 +65,9 @@ def _each(call: str, meshes: "MeshLike | Sequence[MeshLike]") -> tuple[Mesh, ...
     return tuple(as_mesh(cast(MeshLike, mesh)) for mesh in every)
 
 
-def line_of(mesh: Mesh, axis: str) -> Line:
+def ranks_of(mesh: Mesh, axis: str) -> AxisRanks:
     """The ranks of one axis of `mesh`, seen from this rank."""
-    return Line(axis, mesh.sizes[axis], mesh.coordinate[axis], mesh.group(axis))
+    return AxisRanks(axis, mesh.sizes[axis], mesh.coordinate[axis], mesh.group(axis))
 
 
 def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
@@ -137,7 +137,7 @@ def _add(
     said: TypesLike | None,
     meshes: Sequence[Mesh],
 ) -> None:
-    """Add a tensor; one that is tied under several names may be declared under any."""
+    """Add a tensor; a tensor with several names may be declared under any of them."""
     mesh = meshes[0] if said is None else _mesh_of(call, name, said, meshes)
     known = found.get(id(tensor))
     if said is None:
@@ -160,14 +160,17 @@ _UNDECLARED = TensorType(Mesh({}), ())
 
 
 def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[Held]:
-    """What was found, if all of it is declared; on one rank nothing needs to be."""
+    """The tensors that were found; PlacementError if one has no declared type.
+
+    On one rank nothing needs to be declared.
+    """
     mesh = next((mesh for mesh in meshes if mesh.axes), None)
     for held in found.values():
         if held.type is _UNDECLARED and mesh is not None:
             axes = ", ".join(f"{axis!r}: ..." for axis in mesh.axes)
-            raise PlacementError(
-                f"{call}: parameter {held.name!r} has no declared type",
-                where=call,
+            raise refused(
+                call,
+                f"parameter {held.name!r} has no declared type",
                 name=held.name,
                 rule="what to do with a parameter's values and gradient follows from its "
                 "type on each mesh axis",
@@ -178,7 +181,7 @@ def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[He
 
 
 def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> Mesh:
-    """The mesh whose axes a declaration speaks of, of several over the same ranks."""
+    """The mesh, of several over the same ranks, whose axes a declaration names."""
     for mesh in meshes:
         if all(axis in said for axis in mesh.axes):
             return mesh

@@ -35,7 +35,7 @@ def together(calls: Iterable[Callable[[], Any]]) -> Callable[[], object]:
 
 
 class UsedWithWith(ContextDecorator):
-    """What all blocks refuse: uses that would check nothing, and copies."""
+    """Refuses, for all blocks, copies and uses in which the block would hold nothing."""
 
     def __call__(self, function: Any) -> Any:
         """As a decorator: a block for each call."""

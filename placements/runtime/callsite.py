@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-# With the separator: torchtitan is a program, not torch.
+# The separator at the end keeps out torchtitan, which is a program and not torch.
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple(f"{d}{os.sep}" for d in (_PACKAGE, Path(torch.__file__).parent))
 _PASSED_OVER = ("contextlib.py", "threading.py", "_decorator.py", "typing_extensions.py")
@@ -32,9 +32,9 @@ def user_frame() -> FrameType | None:
 
 
 def in_hook_of_user() -> bool:
-    """Whether backward called a hook of the user's that called this.
+    """Whether this code runs in a hook of the user's that backward called.
 
-    A Function's own backward is none, and neither is a hook of torch's (FSDP).
+    The backward of a Function is no such hook, and neither is a hook of torch (FSDP).
     """
     frame, users = inspect.currentframe(), False
     while frame is not None:
@@ -64,6 +64,11 @@ def caller() -> str:
     if frame is None:
         return "?"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def located(call: str) -> str:
+    """`call at file:line`: a call of the user's, and where the user's code makes it."""
+    return f"{call} at {caller()}"
 
 
 def name_of(tensor: Tensor) -> str | None:

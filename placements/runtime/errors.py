@@ -1,10 +1,23 @@
-"""The one exception about placements, its fields, and its one format."""
+"""The one exception about placements, and the functions that build its messages.
+
+A message about a call of the user's begins with `call at file:line`, which `refused_call`
+adds. A message about something that outlives the call (a parameter, a gradient) begins
+with the name of the function that found it.
+"""
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 from jaxtyping import AnnotationError
+from torch import Tensor
 
 from placements.inference.fixes import Fix
+from placements.runtime import tags
+from placements.runtime.callsite import located, name_of
+from placements.runtime.describe import described
+from placements.runtime.mesh import checked_mesh
+from placements.types.padding import print_pads
+from placements.types.tensor import TensorType
 
 
 class PlacementError(AnnotationError, ValueError):
@@ -61,30 +74,124 @@ class UncheckedWarning(UserWarning):
     """
 
 
+class Support(TypedDict, total=False):
+    """What may stand below the first line of a message."""
+
+    rule: str
+    operands: Sequence[str]
+    fixes: Sequence[Fix]
+    advice: str
+
+
+class Details(Support, total=False):
+    """The fields of a PlacementError apart from its first line and its place."""
+
+    name: str
+    axis: str | None
+    expected: str
+    actual: str
+
+
+def refused(where: str, problem: str, **details: Unpack[Details]) -> PlacementError:
+    """`where: problem`, and the details below."""
+    return PlacementError(f"{where}: {problem}", where=where, **details)
+
+
+def refused_call(call: str, problem: str, **details: Unpack[Details]) -> PlacementError:
+    """`call at file:line: problem`: the error for a call that the user's code makes."""
+    return refused(located(call), problem, **details)
+
+
 def mismatch(
     where: str,
     name: str,
     axis: str | None,
     expected: str,
     actual: str,
-    *,
-    rule: str = "",
-    operands: Sequence[str] = (),
-    fixes: Sequence[Fix] = (),
-    advice: str = "",
+    **support: Unpack[Support],
 ) -> PlacementError:
-    """`where: name is actual on axis 'axis', expected expected`, and the rest below."""
+    """`where: name is actual on axis 'axis', expected expected`."""
     on_axis = f" on axis {axis!r}" if axis else ""
-    headline = f"{where}: {name} is {actual}{on_axis}, expected {expected}"
-    return PlacementError(
-        headline,
-        where=where,
-        name=name,
-        axis=axis,
-        expected=expected,
-        actual=actual,
-        rule=rule,
-        operands=operands,
-        fixes=fixes,
-        advice=advice,
+    problem = f"{name} is {actual}{on_axis}, expected {expected}"
+    return refused(
+        where, problem, name=name, axis=axis, expected=expected, actual=actual, **support
     )
+
+
+def wrong_type(
+    call: str,
+    x: Tensor,
+    known: TensorType,
+    axis: str | None,
+    expected: str,
+    actual: str,
+    *,
+    unnamed: str = "x",
+    **support: Unpack[Support],
+) -> PlacementError:
+    """The mismatch of the tensor `x` of type `known` in a call of the user's code.
+
+    `unnamed` is what to call the tensor if the user's code has no name for it.
+    """
+    name = name_of(x) or unnamed
+    operands: Support = {"operands": [described(x, known)]}
+    return mismatch(located(call), name, axis, expected, actual, **{**operands, **support})
+
+
+def type_or_error(x: Tensor, call: str) -> TensorType:
+    """The type of a tensor; PlacementError if it has none.
+
+    On one device every tensor has the empty type.
+    """
+    known = tags.get(x)
+    if known is None:
+        mesh = checked_mesh()
+        if not mesh.axes:
+            return TensorType(mesh, ())
+        raise untyped(call, x)
+    if known.fresh is not None and tags.is_overwritten(x):
+        raise overwritten(call, x)
+    return known
+
+
+def untyped(call: str, x: Tensor) -> PlacementError:
+    """The error for a tensor without a type."""
+    name = name_of(x) or "the tensor"
+    axes = ", ".join(f"{axis!r}: ..." for axis in checked_mesh().axes)
+    return refused_call(
+        call,
+        f"{name} has no placement",
+        name=name,
+        rule="every tensor says what it is on each mesh axis",
+        operands=[described(x)],
+        advice=f"{name} = assert_type({name}, {{{axes}}})",
+    )
+
+
+def overwritten(call: str, x: Tensor) -> PlacementError:
+    """The error for a factory's tensor that was written through a view of it."""
+    name = name_of(x) or "the tensor"
+    return refused_call(
+        call,
+        f"{name} was filled by a factory and then written through another name for its "
+        "memory, so its type is not known",
+        name=name,
+        rule="a write through a view does not tell the tensor below it",
+        operands=[described(x)],
+        advice="write through the tensor itself, not through a view of it",
+    )
+
+
+def padded_at(
+    call: str,
+    x: Tensor,
+    known: TensorType,
+    rule: str = "rows of padding would be taken for others",
+) -> PlacementError:
+    """The error for a place that takes no rows of padding."""
+    return wrong_type(
+        call, x, known, None, "no rows of padding",
+        print_pads(known.pads).removeprefix(", "),
+        rule=rule,
+        advice="leave them out: x[valid], or x[:n] after pad_rows",
+    )  # fmt: skip

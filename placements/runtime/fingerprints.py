@@ -2,8 +2,8 @@
 
 Equal tensors have equal fingerprints; tensors that differ by rounding have close ones:
 the projections of x and y differ by about `norm(x - y)`. What rounding cannot change is
-hashed, and the hashes must be equal: whole numbers, and where floats are not finite (those
-count as zero in the projection, which they would drown). Order matters to all of it.
+hashed, and the hashes must be equal: whole numbers, and the places where floats are not
+finite (these count as zero in the projection). All of it depends on the order of elements.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Fingerprint(NamedTuple):
         projected: Sequence[float],
         rtol: float | None,
     ) -> "Fingerprint":
-        """From what `project` gave; `rtol` in place of what rounding may do."""
+        """Make one from the numbers of `project`; `rtol` replaces the dtype's tolerance."""
         apart = _TOLERANCES.get(dtype, 1e-12) if rtol is None else rtol
         name = short_dtype(str(dtype).removeprefix("torch."))
         projection, square, high, low = projected
@@ -90,7 +90,7 @@ def project(x: Tensor) -> Tensor:
     if not flat.is_floating_point():
         return torch.cat([_projected(flat.double()), _halves(_hash(flat.long()))])
     found = _projected(flat.float() if flat.element_size() < 4 else flat)
-    # Elsewhere than on a CPU the answer would have to be waited for.
+    # On another device than the CPU the program would have to wait for the answer.
     if flat.is_cpu and bool(found.isfinite().all()):
         return torch.cat([found, found.new_zeros(2)])
     kinds = flat.isnan() + 2 * flat.isposinf() + 4 * flat.isneginf()

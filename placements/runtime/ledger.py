@@ -1,10 +1,11 @@
 """The record of what typed collectives sent: axis, kind, bytes, dtype, caller.
 
-A record of one step is its communication ledger; ranks whose records differ are out of
-lockstep.
+The record of one training step is its communication ledger. Ranks whose records differ
+did not run the same collectives.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from placements.runtime.blocks import Block, Steps, block
@@ -28,12 +29,15 @@ class Ledger:
     """The collectives of a step, in the order in which this rank ran them."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
-    outer: "Ledger | None" = None  # of a block around this one, which records too
+    outer: "Ledger | None" = None  # the ledger of a block around this one
+    listener: Callable[[Entry], None] | None = None  # is told of every entry
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self.outer is not None:
             self.outer.add(entry)
+        if self.listener is not None:
+            self.listener(entry)
 
     def counts(self) -> Counter[tuple[str, str]]:
         """How many collectives by (axis, kind)."""
@@ -46,6 +50,9 @@ class Ledger:
 _active: Scoped[Ledger | None] = Scoped("placements_ledger", None)
 
 
+active_ledger = _active.get
+
+
 def ledger() -> Block[Ledger]:
     """Record every typed collective until the block ends, backward included."""
     return activated(Ledger(outer=active_ledger()))
@@ -56,7 +63,3 @@ def activated(record: Ledger) -> Steps[Ledger]:
     """Tell `record` of every typed collective until the block ends."""
     with _active.hold(record):
         yield record
-
-
-def active_ledger() -> Ledger | None:
-    return _active.get()

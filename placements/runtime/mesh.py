@@ -50,14 +50,14 @@ sets = _Sets()
 
 
 def has_mesh() -> bool:
-    """Whether a mesh is current, or one device was said."""
+    """Whether a mesh is current, or the program said that there is one device."""
     return _said.get() is not None
 
 
 class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the verb it is
     """Make `mesh` the current one: at once, and until the `with` block ends.
 
-    A mesh without axes, `{}`, says that there is one device. None says nothing.
+    A mesh without axes, `{}`, says that there is one device. With None nothing is said.
     """
 
     def __init__(self, mesh: "MeshLike | None") -> None:

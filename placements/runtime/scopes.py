@@ -1,9 +1,9 @@
-"""A value that holds from where it is set to where it ends, whoever ends it and wherever.
+"""A value that holds until its scope ends, in whatever order and thread scopes end.
 
 Generators may end in another order than they began, and in another thread or context when
-they are finalised there. So a context variable alone will not do: putting back what was
-there before would undo what others did since. Here every scope says itself whether it is
-still open, and who asks takes the innermost open one.
+they are finalised there. So a context variable alone is not enough: to put back the old
+value would undo what others have set since. Here every scope knows whether it is still
+open, and the value is that of the innermost open scope.
 """
 
 from collections.abc import Callable
@@ -77,9 +77,9 @@ class Scoped(Generic[T]):
 class HeldAtOnce(Block[T]):
     """A block whose value holds as soon as the block is made, with or without `with`.
 
-    A constructor ends with `prepare`, and then `begin` in a `try` that ends the scope: a
-    signal may come as soon as the value holds. A signal between the constructor and the
-    `with` block leaves the value as the call alone does.
+    The constructor calls `prepare` last, and then `begin` in a `try` that ends the scope,
+    because a signal may come as soon as the value holds. If a signal comes between the
+    constructor and the `with` block, the value holds as after the call alone.
     """
 
     begin: Callable[[], object]  # C code

@@ -1,4 +1,4 @@
-"""Whether checking is on here, and who does it: one small place to ask.
+"""Whether checking is on for the code that runs here, and which mode checks it.
 
 `checkers.count` is a plain number that is zero while no block is open anywhere. So code
 with checking off looks at that number alone, which `torch.compile` understands. Context
@@ -21,7 +21,7 @@ from placements.types.tensor import TensorType
 
 
 class Observer(Protocol):
-    """Who is told of values that cross a declared boundary; `verify()` is."""
+    """The listener that is told of values at declared boundaries: that of `verify()`."""
 
     def crossing(
         self, where: str, name: str | None, x: Tensor, found: TensorType | None
@@ -48,8 +48,8 @@ class OpenBlock:
     """A block that was entered, and the blocks around it.
 
     A block may be left in another order than it was entered (generators), and in another
-    thread or context (a generator that is finalised there). So everybody who still has it
-    in the state asks whether it `is_open`.
+    thread or context (a generator that is finalised there). So whoever still refers to a
+    block asks whether the block `is_open`.
     """
 
     __slots__ = ("is_open", "mode", "outer", "thread")
@@ -68,7 +68,7 @@ def innermost(found: OpenBlock | None) -> OpenBlock | None:
     return found
 
 
-# What holds for the code that runs in one context. Each is put back by one C call.
+# What holds for the code that runs in one context. One C call puts each of them back.
 block_here: ContextVar[OpenBlock | None] = ContextVar("placements_block", default=None)
 _shared_axes: Scoped[frozenset[str]] = Scoped("placements_shared_axes", frozenset())
 _is_opaque: Scoped[bool] = Scoped("placements_opaque", False)
@@ -115,21 +115,22 @@ current = Current()
 
 
 def observer() -> Observer | None:
-    """Who watches values here, if anybody does."""
+    """The listener of the block that this code is in, if the block has one."""
     mode = current.mode
     return None if mode is None else mode.observer
 
 
 @block
 def suspended(*, in_backward: bool = False) -> Steps[None]:
-    """Checking is off inside: backward, hooks and recomputation are not checked."""
+    """Switch checking off inside: for backward, hooks and recomputation."""
     outside, was_in_backward = block_here.get(), _in_backward.get()
-    put_back = together(
-        [partial(block_here.set, outside), partial(_in_backward.set, was_in_backward)]
-    )
+    put_back = partial(block_here.set, outside)
+    if in_backward != was_in_backward:
+        put_back = together([put_back, partial(_in_backward.set, was_in_backward)])
     try:
         block_here.set(None)
-        _in_backward.set(in_backward)
+        if in_backward != was_in_backward:
+            _in_backward.set(in_backward)
         yield
     finally:
         put_back()
@@ -146,26 +147,26 @@ def unchecked() -> AbstractContextManager[None]:
 
 
 def opaque() -> Block[None]:
-    """Inside, what is written to tensors is counted, not checked."""
+    """Count the writes to tensors inside, and do not check them."""
     return _is_opaque.hold(True)
 
 
 def sharing(axes: frozenset[str]) -> Block[None]:
-    """Inside, random generators are shared on these axes and no others."""
+    """Take random generators to be shared on these axes and no others, inside."""
     return _shared_axes.hold(axes)
 
 
-class Context(Block[None]):
+class AxesBlock(Block[None]):
     """A `with` block for some axes."""
 
     def __init__(self, *axes: str) -> None:
         self.axes = axes
 
-    def _recreate_cm(self) -> "Context":
-        return type(self)(*self.axes)  # as a decorator: one for each call
+    def _recreate_cm(self) -> "AxesBlock":
+        return type(self)(*self.axes)  # as a decorator: one block for each call
 
 
-class shared_generator(Context):  # noqa: N801 - reads as the claim it is
+class shared_generator(AxesBlock):  # noqa: N801 - reads as the claim it is
     """Say that on these axes all ranks' random generators are in the same state.
 
     Random ops then keep Replicate and Invariant values equal on those axes, and are

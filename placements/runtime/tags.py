@@ -1,8 +1,8 @@
-"""Put, read and clear the type of a tensor: the only code that touches the attribute.
+"""Put, read and clear the type of a tensor, and the declarations of a module.
 
-A tensor holds its type and no type holds a tensor, so nothing is kept alive. What is
-saved of a tensor leaves its type out: a file is for whoever loads it, with this package
-or without.
+Only this file touches these attributes. A tensor holds its type and no type holds a
+tensor, so nothing is kept alive. A tensor is pickled without its type, because the file
+may be loaded without this package.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _VERSION = "_placements_version"
 
 
 def get(tensor: Tensor) -> TensorType | None:
-    """The tensor's type; None if nobody said."""
+    """The tensor's type; None if it has none."""
     return cast(TensorType | None, getattr(tensor, _TYPE, None))
 
 
@@ -37,9 +37,9 @@ def clear(tensor: Tensor) -> None:
 
 
 def forget_factory(tensor: Tensor) -> None:
-    """Clear the type that a factory gave, once code that nobody watches wrote the tensor.
+    """Clear the type that a factory gave, after unchecked code wrote to the tensor.
 
-    A type that was declared stays: who wrote it answers for the values.
+    A declared type stays: whoever declared it answers for the values.
     """
     known = get(tensor)
     if known is not None and known.fresh is not None:
@@ -63,5 +63,5 @@ def declarations(module: nn.Module) -> Mapping[str, TypesLike]:
 
 
 def remember(module: nn.Module, name: str, types: TypesLike) -> None:
-    """Keep a declaration with the module; whoever calls the module stamps."""
+    """Keep a declaration with the module; the tensors get it when the module is called."""
     module.__dict__.setdefault(_DECLARED, {})[name] = dict(types)

@@ -1,4 +1,4 @@
-"""Say so when a block checked nothing because no mesh was current in it."""
+"""Warn of a block that checked nothing, because no mesh was current in the block."""
 
 import sys
 import warnings
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def warned_without_a_mesh(block: str, steps: Steps[T]) -> Steps[T]:
-    """The same steps; warns when they end well and no mesh was ever current."""
+    """Take the same steps, and warn if they end well and no mesh was ever current."""
     handled, had_mesh, sets_before = sys.exception(), has_mesh(), sets.count
     failed = False
     try:

@@ -1,6 +1,7 @@
 """What a tensor is across the ranks of one mesh axis: the five types, and their duals.
 
-Values only: no tensors, no meshes. What the types mean is executable in `meaning.py`.
+There are only values here, no tensors and no meshes. `meaning.py` says what the types
+mean.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Partial(_Single):
 class Shard(AxisType):
     """Pieces of one global tensor, concatenated along `dim` as `extent` says.
 
-    Without an extent it says nothing of the pieces, and equals any Shard of that dim.
+    A Shard without an extent says nothing of the pieces, and equals any Shard of that dim.
     """
 
     dim: int

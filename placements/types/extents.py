@@ -247,7 +247,7 @@ class Ragged(Extent):
         return self.canonical()
 
     def canonical(self) -> Extent:
-        """The same pieces under their most telling name."""
+        """The same pieces as Even or Padded, if they are that."""
         for named in (Even, Padded):
             if self.key(None)[0] == named.__name__:
                 return named(self.total, self.ranks)
@@ -299,7 +299,8 @@ def look_up(table: tuple[int, ...], rank: Tensor) -> Tensor:
 class ZigZag(Extent):
     """Two equal runs per rank, the r-th from the front and the r-th from the back.
 
-    So every rank has as many earlier rows to attend to: causal attention in balance.
+    So all ranks have equally many earlier rows to attend to, which balances causal
+    attention.
     `total` must be a multiple of twice the ranks.
     """
 
@@ -433,7 +434,7 @@ class Folded(Extent):
 
 
 def fold(outer: int, inner: Extent) -> Extent:
-    """`Folded(outer, inner)`, under its plain name where one block is all there is."""
+    """`Folded(outer, inner)`, or `inner` itself if there is only one block."""
     return inner if outer == 1 else Folded(outer, inner)
 
 

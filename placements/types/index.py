@@ -1,8 +1,8 @@
 """What an integer tensor indexes: the rows of a dim, this rank's or all of them.
 
 A gather or scatter is right only if the index counts the rows of the very dim that it
-addresses. `Index` says which rows those are. The result of arithmetic is `COMPUTED`: a
-number, until somebody says what it counts.
+addresses. `Index` says which rows those are. The result of arithmetic is `COMPUTED`, a
+number that counts nothing until a declaration says what it counts.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The executable meaning of a type: cut a global value into locals, join them back.
+"""The meaning of a type, as code: cut a global value into locals, and join locals.
 
 Replicate and Invariant: every rank holds the value. Shard: pieces. Partial: the locals
 sum to the value. Varying: unrelated locals, so the "global value" is their stack, with
@@ -169,5 +169,5 @@ def _merge(group: list[Tensor], axis: str, t: AxisType | None) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two ranks hold the same; a NaN is the same as a NaN."""
+    """Whether two ranks hold the same values; NaN equals NaN here."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

@@ -1,7 +1,7 @@
 """Meshes: axis names, sizes, this rank's coordinate, and the groups if there are any.
 
 A mesh is a `DeviceMesh`, or names and sizes alone. With sizes alone nothing can
-communicate, and the checks see the mesh from one coordinate (the first, unless said).
+communicate, and the checks see the mesh from one coordinate (the first by default).
 """
 
 import math
@@ -45,11 +45,11 @@ def optional_axes(*axes: str) -> None:
 def unknown_axis(
     mesh: "Mesh", axes: Iterable[str], around: Iterable["Mesh"] = ()
 ) -> str | None:
-    """What is wrong with the first axis that is not known; None: nothing.
+    """Say what is wrong with the first axis that is not known; None if all are known.
 
-    Known are the axes of the mesh, those of the meshes `around` it over as many ranks
-    (other presentations of it), and those that are used together with one of its own. A
-    mesh without axes is one device, where no type says anything.
+    An axis is known if the mesh has it, or a mesh `around` it over equally many ranks
+    (another presentation of the mesh), or if it is used together with an axis of the mesh.
+    A mesh without axes is one device, where no type says anything.
     """
     unknown = [axis for axis in axes if axis not in mesh.sizes]
     if not unknown or not mesh.sizes:
@@ -110,8 +110,8 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
-        # What was inferred on this mesh, for the next step. It holds types, which hold
-        # the mesh, so it must go with the mesh.
+        # What was inferred on this mesh, to be used again. It holds types, which hold the
+        # mesh, so it must be freed together with the mesh.
         self.inferred: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:

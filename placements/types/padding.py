@@ -1,8 +1,8 @@
 """Which rows of a tensor are padding, and what those rows hold: data only.
 
-A mask says which rows are valid. A tensor that goes with it has a `Pads`: the mask, the
-dims that it runs over, and what the rows of padding hold, if that is known. Nothing more
-is said of a mask: it is a tensor of bools that holds False in its rows of padding.
+A mask says which rows are valid. A tensor with rows of padding has a `Pads`: the mask, the
+dims that the mask runs over, and what the rows of padding hold, if that is known. A mask
+is described in the same way: it is a tensor of bools whose rows of padding hold False.
 """
 
 import itertools
@@ -18,9 +18,9 @@ _numbers = itertools.count(1)
 class Validity:
     """A mask, by name, in the order of its elements.
 
-    `name` is ("first", n) if the first n rows are valid, which is the same mask wherever
-    it is made; else a number that no other mask has. Each element stands for `inner`
-    elements in a row, and all of them are repeated `outer` times: what flattening makes.
+    `name` is ("first", n) if the first n rows are valid: masks of that name are equal
+    wherever they are made. Other masks have a number of their own. Each element stands for
+    `inner` neighbours, and the whole is repeated `outer` times, as flattening makes it.
     """
 
     name: int | tuple[object, ...]
@@ -58,7 +58,8 @@ class Validity:
 class Pads:
     """Rows of padding: by which mask, over which dims, and what they hold.
 
-    `dims` in the order of the mask's dims. `holds` None: anything.
+    `dims` are in the order of the mask's dims. If `holds` is None, the rows may hold
+    anything.
     """
 
     validity: Validity
@@ -132,7 +133,7 @@ def regrouped(
 
 
 def _runs(count: int) -> Iterator[tuple[int, int]]:
-    """Runs of neighbours among so many dims, the shortest first."""
+    """Every run of neighbours among `count` dims, the shortest first."""
     for length in range(1, count + 1):
         for first in range(count - length + 1):
             yield first, first + length

@@ -15,10 +15,13 @@ from placements.types.mesh import Mesh
 from placements.types.padding import Pads
 from placements.types.text import as_axis_type, print_types
 
-# Where a tensor comes from factories alone (`TensorType.fresh`), what it holds. One
-# number given a shape, ZERO or FILLED, goes with any type (only zero may be added to a
-# Partial). EMPTY memory and what was MADE of fresh tensors are of the type inferred. All
-# are still open to declaration, and take the type of what is first written to them.
+# What a tensor holds that comes from factories alone (`TensorType.fresh`). ZERO and FILLED
+# are one number in every element: a constant, which is equal on all ranks and has no
+# gradient, so it fits any type on the axes that do not cut it (but only zero may be added
+# to a Partial). EMPTY memory has the type of its sizes and is read as Varying. What was
+# MADE from fresh tensors has the type inferred. A LEAF needs a gradient, so it is no
+# constant. All of them may still be declared, and take the type of what is first written
+# to them.
 ZERO, FILLED, EMPTY, MADE, LEAF = "zero", "filled", "empty", "made", "leaf"
 
 
@@ -43,7 +46,7 @@ class TensorType(Mapping[str, AxisType]):
         self.index = index
         self.fresh = fresh
         self.pads = pads
-        self._hash = hash((mesh, types, orders, index, fresh, pads))
+        self._hash: int | None = None  # until somebody asks
 
     def __getitem__(self, axis: str) -> AxisType:
         return self.types[self.mesh.position[axis]]
@@ -60,6 +63,10 @@ class TensorType(Mapping[str, AxisType]):
         return iter(axes)
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(
+                (self.mesh, self.types, self.orders, self.index, self.fresh, self.pads)
+            )
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -67,7 +74,7 @@ class TensorType(Mapping[str, AxisType]):
             return True
         if isinstance(other, TensorType):
             return (
-                self._hash == other._hash
+                hash(self) == hash(other)
                 and self.types == other.types
                 and self.orders == other.orders
                 and self.mesh == other.mesh

@@ -71,6 +71,11 @@ def _extent_of(node: ast.expr) -> Extent:
     return _EXTENTS[node.func.id](*parts)
 
 
+def print_word(t: AxisType) -> str:
+    """`Replicate`, or `S(0)`: a type in a sentence."""
+    return repr(t) if isinstance(t, Shard) else WORDS[t.letter]
+
+
 @dataclass(frozen=True)
 class Described:
     """A tensor as it is printed: `f32[T=6, D=8]{dp:S(0), tp:P}`."""

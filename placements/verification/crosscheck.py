@@ -1,4 +1,4 @@
-"""Compare what ranks logged of one step: pure functions from logs to the first lie.
+"""Compare what ranks logged of one step, and find the first claim that does not hold.
 
 A log is what one rank saw at crossings, in program order. Ranks are compared along one
 mesh axis at a time, event by event: an event is known by its site, by how often the site
@@ -21,6 +21,7 @@ from placements.verification.logs import (
     Lie,
     Log,
     Positions,
+    contradiction,
     placed_entries,
     program_order,
 )
@@ -62,7 +63,7 @@ Numbered = Mapping[int, Sequence[tuple[int, Event]]]
 
 
 def _collectives(axis: str, numbered: Numbered) -> Iterator[Lie]:
-    """The same collectives in the same order: the first place where they part."""
+    """Find the first place where ranks do not run the same collective."""
     runs = [
         [one for one in events if one[1].kind == COLLECTIVE] for events in numbered.values()
     ]
@@ -117,10 +118,10 @@ def _missing(
         return None
     event = next(iter(events.values()))
     what = "the gradient of " * (event.kind == GRADIENT) + event.name
-    return PlacementError(
-        f"verify: {event.where}: {what} is seen on {_ranks(list(events))}, but not on "
-        f"{_ranks(absent)} of axis {axis!r}",
-        where=event.where,
+    return contradiction(
+        event.where,
+        f"{what} is seen on {_ranks(list(events))}, but not on {_ranks(absent)} of axis "
+        f"{axis!r}",
         name=event.name,
         axis=axis,
         expected=f"{event.kind} on {_ranks(ranks)}",
@@ -153,10 +154,10 @@ def _contradiction(axis: str, events: Mapping[int, Event]) -> PlacementError | N
 def _extents(axis: str, events: Mapping[int, Event], first: Event) -> PlacementError:
     held = tuple(event.claims[axis].held for event in events.values())
     dim, sizes = first.claims[axis].dim, first.claims[axis].sizes
-    return PlacementError(
-        f"verify: {first.where}: {first.name} is S({dim}) on axis {axis!r} and the ranks "
-        f"hold {held} rows of dim {dim}, but they do not agree on the extent",
-        where=first.where,
+    return contradiction(
+        first.where,
+        f"{first.name} is S({dim}) on axis {axis!r} and the ranks hold {held} rows of dim "
+        f"{dim}, but they do not agree on the extent",
         name=first.name,
         axis=axis,
         expected=f"pieces of {held} rows",
@@ -190,9 +191,9 @@ def _error(
     what = "the gradient of " * (event.kind == GRADIENT) + event.name
     letter = event.claims[axis].letter
     advice = _ADVICE.get((event.kind, event.cause), "").format(name=event.name, axis=axis)
-    return PlacementError(
-        f"verify: {event.where}: {what} is {actual} on axis {axis!r}, expected {expected}",
-        where=event.where,
+    return contradiction(
+        event.where,
+        f"{what} is {actual} on axis {axis!r}, expected {expected}",
         name=event.name,
         axis=axis,
         expected=expected,

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import Details, PlacementError
 from placements.runtime.fingerprints import Fingerprint
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
@@ -63,7 +63,7 @@ class Event(NamedTuple):
     cause: str = ""  # of a gradient: the letter of the value
 
 
-class Draw(NamedTuple):
+class RandomDraw(NamedTuple):
     """Random numbers that were drawn: by which op, from which state of a generator."""
 
     where: str
@@ -75,8 +75,8 @@ class Draw(NamedTuple):
     state: int
 
 
-# What tells an entry of a rank's log apart from the others there, and is equal on ranks
-# that run the same program: kind, site, which call of it, name, cause, which time.
+# What tells an entry of a log apart from the other entries, and is equal on ranks that run
+# the same program: kind, site, which call there, name, cause, and which time.
 Key = tuple[str, str, int, str, str, int]
 
 
@@ -84,7 +84,7 @@ Key = tuple[str, str, int, str, str, int]
 class Log:
     """What one rank saw of a step, in the order in which it happened."""
 
-    entries: list[Event | Draw] = field(default_factory=list[Event | Draw])
+    entries: list[Event | RandomDraw] = field(default_factory=list[Event | RandomDraw])
     # Parameters that took part and got no gradient, if any parameter got one.
     without_gradient: list[str] = field(default_factory=list[str])
     backward_ran: bool = False
@@ -116,10 +116,15 @@ class Log:
 
 
 class Lie(NamedTuple):
-    """A claim that does not hold, and how far into the program it was made."""
+    """A claim that does not hold, and its place in the order of the program."""
 
     position: int
     error: PlacementError
+
+
+def contradiction(where: str, problem: str, **details: Unpack[Details]) -> PlacementError:
+    """`verify: where: problem`: the error for what was logged at `where`."""
+    return PlacementError(f"verify: {where}: {problem}", where=where, **details)
 
 
 # By rank: the place of each of its entries in the order of the whole program.
@@ -151,7 +156,7 @@ def program_order(logs: Mapping[int, Log]) -> Positions:
     return {rank: [place[key] for key in keys] for rank, keys in by_rank.items()}
 
 
-T = TypeVar("T", Event, Draw)
+T = TypeVar("T", Event, RandomDraw)
 
 
 def placed_entries(
@@ -171,7 +176,7 @@ def placed_entries(
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:
-    """What a type says of a tensor of this shape, where ranks can be compared."""
+    """The claims of a type about a tensor of this shape that ranks can compare."""
     claims: dict[str, Claim] = {}
     for axis, t in found.items():
         if isinstance(t, Shard):

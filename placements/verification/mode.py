@@ -1,9 +1,9 @@
 """`verify()`: type checks plus value checks in a running program, on real process groups.
 
-Types say what should be equal on all ranks; this looks whether it is. Nothing is sent
-while the program runs, not even in a hook of backward: each rank logs fingerprints of
-what crosses a declared boundary, and the logs are exchanged and compared once, at the
-end of the block or at `check()`. It finds a wrong claim, not only an inconsistent one.
+Types say what should be equal on all ranks, and this mode checks that it is. Nothing is
+sent while the program runs, not even in a hook of backward: each rank logs fingerprints of
+the values at declared boundaries, and the logs are exchanged and compared once, at the end
+of the block or at `check()`. So a claim that is wrong is found even if all types fit.
 """
 
 import weakref
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from placements._torch import on_accumulation, on_gradient, unseen, version_of
-from placements.checker.generators import Drawing
+from placements.checker.generators import RandomOp
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.mode import Typecheck
 from placements.collectives.objects import from_all_ranks
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, UsedWithWith
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located, name_of
 from placements.runtime.errors import PlacementError
 from placements.runtime.fingerprints import Fingerprint, project
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
@@ -38,10 +38,10 @@ from placements.verification.logs import (
     GRADIENT,
     VALUE,
     Claim,
-    Draw,
     Event,
     Log,
     MeshKey,
+    RandomDraw,
     claims_of,
 )
 
@@ -90,7 +90,7 @@ class Verifying(UsedWithWith):
         return Verifying(*self._arguments)  # as a decorator: one for each call
 
     def __enter__(self) -> "Verify":
-        self._block = _Held(Verify(*self._arguments))
+        self._block = _VerifyBlock(Verify(*self._arguments))
         return self._block.__enter__()
 
     def __exit__(
@@ -103,7 +103,7 @@ class Verifying(UsedWithWith):
         self._block.close()
 
 
-class _Held(Block["Verify"]):
+class _VerifyBlock(Block["Verify"]):
     """The steps of a mode, held by the block alone."""
 
     def __init__(self, mode: "Verify") -> None:
@@ -141,7 +141,7 @@ class Verify(Typecheck):
         self._mesh_at_start = current_mesh()
         self._ended = False
         try:
-            with activated(_Record(self, active_ledger())):
+            with activated(Ledger(outer=active_ledger(), listener=self.note)):
                 self._expect_gradients()
                 yield from cast("Steps[Verify]", super().steps())
         except GeneratorExit:
@@ -151,7 +151,7 @@ class Verify(Typecheck):
             self._remove_hooks()
 
     def ends(self, error: BaseException | None) -> None:
-        """The block is about to be left: at its end, or by an error."""
+        """Note how the block is about to be left: at its end, or by an error."""
         self._ended = error is None
         if error is not None and not isinstance(error, PlacementError):
             # Other ranks may wait in a collective: nothing can be exchanged.
@@ -190,7 +190,7 @@ class Verify(Typecheck):
         letters = {t.letter for t in found.types}
         if letters <= {"V"}:
             return
-        site, called = f"{where} at {caller()}", name or name_of(x) or "x"
+        site, called = located(where), name or name_of(x) or "x"
         self._calls[site, called] += 1
         call = self._calls[site, called]
         with unseen(), torch.no_grad():
@@ -214,22 +214,22 @@ class Verify(Typecheck):
         draws = known.__class__ is Call and known.takes_shared
         if not draws or current.mode is not self:
             return super().__torch_function__(func, types, args, kwargs)
-        drawing = Drawing.of(args, kwargs or {})
+        op = RandomOp.of(args, kwargs or {})
         result = super().__torch_function__(func, types, args, kwargs)
-        if drawing.happened() and drawing.mesh().device_mesh is not None:
-            self._drew(f"{known.op.name} at {caller()}", drawing)
+        if op.happened() and op.mesh().device_mesh is not None:
+            self._drew(located(known.op.name), op)
         return result
 
-    def _drew(self, where: str, drawing: Drawing) -> None:
+    def _drew(self, where: str, op: RandomOp) -> None:
         self._calls[where, ""] += 1
-        assert drawing.state is not None
+        assert op.state is not None
         self._log.entries.append(
-            Draw(where, self._calls[where, ""], drawing.name, self._key(drawing.mesh()),
-                 drawing.letters(), drawing.shared, drawing.state)
+            RandomDraw(where, self._calls[where, ""], op.name, self._key(op.mesh()),
+                 op.letters(), op.shared, op.state)
         )  # fmt: skip
 
     def stamped(self, module: nn.Module, name: str, x: Tensor) -> None:
-        """A module with declared parameters is called: they cross once a step."""
+        """Log a declared parameter of a module that is called, once a step."""
         if not self._is_seen(x):
             self.crossing(type(module).__name__, name, x, tags.get(x))
         if torch.is_grad_enabled() and self._module is None:
@@ -256,7 +256,7 @@ class Verify(Typecheck):
         cause: str = "",
     ) -> None:
         if projected is not None:
-            # Read at the end of the step: a device would have to be waited for.
+            # Read at the end of the step, so that nobody waits for a device before.
             at = len(self._log.entries)
             self._pending[at] = projected, tuple(x.shape), x.dtype
         key = self._key(mesh)
@@ -309,11 +309,11 @@ class Verify(Typecheck):
         return log
 
     def backward(self) -> None:
-        """Backward of a loss begins: parameters that took part must get a gradient."""
+        """Note that backward begins: parameters that took part must get a gradient."""
         self._backward_ran = True
 
     def note(self, entry: Entry) -> None:
-        """A collective runs."""
+        """Log a collective, so that it has its place among the crossings."""
         # In backward the mesh of the forward call may not be current any more.
         known = (current_mesh(), *self._keys, self._mesh_at_start)
         mesh = next((m for m in known if m is not None and entry.axis in m.sizes), None)
@@ -331,20 +331,8 @@ class Verify(Typecheck):
         self._expected.stop()
 
 
-class _Record(Ledger):
-    """A ledger that also writes to the log, so that collectives have their place in it."""
-
-    def __init__(self, mode: Verify, outer: Ledger | None) -> None:
-        super().__init__(outer=outer)
-        self._mode = mode
-
-    def add(self, entry: Entry) -> None:
-        super().add(entry)
-        self._mode.note(entry)
-
-
 class ExpectedGradients:
-    """The parameters that took part since the last step began."""
+    """The parameters that took part since the step began, and which got a gradient."""
 
     def __init__(self) -> None:
         self._handles: dict[int, RemovableHandle] = {}

@@ -1,4 +1,4 @@
-"""Random state across ranks: what a draw claims, and what the ranks' logs say of it.
+"""Compare the states of the ranks' random generators with what the program claims.
 
 On the axes of a `shared_generator` all ranks draw from one state. On the others a value
 that differs by rank, or that a draw makes differ, needs numbers of each rank's own: two
@@ -9,15 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from placements.runtime.errors import PlacementError
 from placements.types.axis import WORDS
-from placements.verification.logs import Draw, Lie, Log, Positions, placed_entries
+from placements.verification.logs import (
+    Lie,
+    Log,
+    Positions,
+    RandomDraw,
+    contradiction,
+    placed_entries,
+)
 
 # A draw, and its place in the order of the program.
-_Placed = tuple[int, Draw]
+_Placed = tuple[int, RandomDraw]
 
 
 def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
     """The draws whose generators are not in the states that the program claims."""
-    draws, meshes = placed_entries(logs, at, Draw)
+    draws, meshes = placed_entries(logs, at, RandomDraw)
     for mesh in meshes:
         for axis, size in mesh.sizes:
             for group in mesh.groups(axis) if size > 1 else ():
@@ -52,7 +59,7 @@ def _along(
             yield Lie(position, _error(axis, first, ranks[:2]))
 
 
-def _alike(drew: Mapping[int, Draw]) -> list[int]:
+def _alike(drew: Mapping[int, RandomDraw]) -> list[int]:
     """The first ranks that draw from one state."""
     by_state: dict[int, list[int]] = {}
     for rank, draw in drew.items():
@@ -60,14 +67,14 @@ def _alike(drew: Mapping[int, Draw]) -> list[int]:
     return next((ranks for ranks in by_state.values() if len(ranks) > 1), list[int]())
 
 
-def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
+def _error(axis: str, draw: RandomDraw, ranks: Sequence[int]) -> PlacementError:
     who = f"ranks {ranks[0]} and {ranks[1]}"
     kind = WORDS[draw.letters[axis]]
     if axis in draw.shared:
-        return PlacementError(
-            f"verify: {draw.where}: {who} of axis {axis!r} draw different numbers for "
-            f"{draw.name}, but shared_generator({axis!r}) says that they draw the same",
-            where=draw.where,
+        return contradiction(
+            draw.where,
+            f"{who} of axis {axis!r} draw different numbers for {draw.name}, but "
+            f"shared_generator({axis!r}) says that they draw the same",
             name=draw.name,
             axis=axis,
             expected="one state of the generators",
@@ -77,10 +84,10 @@ def _error(axis: str, draw: Draw, ranks: Sequence[int]) -> PlacementError:
             advice="seed all ranks of the axis alike (torch.manual_seed(seed)), and let "
             f"ranks draw numbers of their own only inside own_generator({axis!r})",
         )
-    return PlacementError(
-        f"verify: {draw.where}: {who} of axis {axis!r} draw the same numbers for "
-        f"{draw.name}, which is {kind} there",
-        where=draw.where,
+    return contradiction(
+        draw.where,
+        f"{who} of axis {axis!r} draw the same numbers for {draw.name}, which is {kind} "
+        "there",
         name=draw.name,
         axis=axis,
         expected="a state of its own on each rank",

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from spmd_moe.checks.errors import BadInput
 
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.main import main
 
 HEAD = """\

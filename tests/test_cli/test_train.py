@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from spmd_moe.checks.errors import BadInput
 
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.main import main
 from spmd_moe.training import manifest
 from spmd_moe.training.losses import read_losses

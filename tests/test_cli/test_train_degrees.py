@@ -1,9 +1,9 @@
 """`--mesh`: what can be read, and one line for what cannot."""
 
 import pytest
-from spmd_moe.checks.errors import BadInput
 
 from spmd_moe import Parallel
+from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.degrees import parse_parallel, print_parallel
 
 

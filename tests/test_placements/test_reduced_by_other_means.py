@@ -34,8 +34,8 @@ from placements import (
     verify,
 )
 from placements._torch import unseen
-from placements.runtime import leaf_gradients
-from placements.runtime.reductions import note_of
+from placements.runtime import gradient_watch
+from placements.runtime.gradient_notes import note_of
 from placements.testing import RankFailure, device_mesh, run_ranks
 
 sum_dp = partial(all_reduce, axis="dp", src=P, dst=R)
@@ -843,7 +843,7 @@ def test_hooks_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(grad: Tensor | None) -> None:
         refusals.calls += 1
 
-    monkeypatch.setattr(leaf_gradients, "_refuse_change", counted)
+    monkeypatch.setattr(gradient_watch, "_refuse_change", counted)
     assert run_ranks({"dp": 2}, hooks_that_ran) == [[1, 1, 1, 1]] * 2
 
 

@@ -1,10 +1,10 @@
-"""What typed collectives did to a gradient, noted on it, with checking on or off.
+"""Notes on gradients: what typed collectives did to them, with checking on or off.
 
 Types are not followed in hooks, nor with checking off. Yet a hook, or an assignment to
-`.grad`, may reduce a gradient, and a second sum would count it once for every rank. So a
-typed collective notes on the memory of its result what it did, which every view of it
-shares, and on that of its input that it was summed. `leaf_gradients.py` carries notes over
-to what backward makes of the result.
+`.grad`, may reduce a gradient, and a second sum would count the gradient once for every
+rank. So a typed collective notes what it did on the memory of its result, which all views
+share. If it is a sum, it also notes on the memory of its input that the input was summed.
+`gradient_watch.py` carries notes over to what backward makes of the result.
 """
 
 import weakref
@@ -46,14 +46,11 @@ class Step(NamedTuple):
         return self.src.letter == "P" and self.dst.letter in "RI"
 
 
-Steps = tuple[Step, ...]
+def followed_by(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+    """The steps with one more, merged into one step per axis from first type to last.
 
-
-def followed_by(steps: Steps, step: Step) -> Steps:
-    """One step for each axis, from the first type to the last.
-
-    A step that takes the value for what it is not stays apart: it is one sum too many,
-    or none of a gradient, and no later step mends it. So there are never many.
+    A step that expects another type than the value has is kept apart, since no later step
+    makes it right. At most two steps are kept for an axis, so the list stays short.
     """
     same = [old for old in steps if old.place == step.place]
     if not same:
@@ -73,30 +70,30 @@ def _fits(found: AxisType, wanted: AxisType) -> bool:
 class Note(NamedTuple):
     """What happened to a gradient since backward made it."""
 
-    steps: Steps = ()
+    steps: tuple[Step, ...] = ()
     version: int = 0  # the count of writes to the tensor when it was noted
     watched: bool = False  # what backward adds is seen; other writes only scale it
     by_us: bool = False  # reduce_gradients did it
-    trouble: str = ""  # a key of TROUBLES: what is in it is not known
+    trouble: str = ""  # a key of TROUBLES: why nobody knows what the gradient holds
 
     def in_trouble(self, trouble: str) -> "Note":
         return self._replace(trouble=self.trouble or trouble)
 
     def effect(self) -> frozenset[Any]:
-        """What two notes have in common if gradients that have them can be added."""
+        """A value that two notes share if gradients with these notes can be added."""
         ends = ((s.place, "RI" if s.dst.letter in "RI" else s.dst) for s in self.steps)
         return frozenset(Counter(ends).items())
 
 
 class Read(NamedTuple):
-    """Memory that was handed to a sum: the step, by which name, and its writes then."""
+    """A note on memory that was handed to a sum: by which step and which tensor."""
 
     step: Step
-    owner: Any  # a weak reference to the tensor, or to what it is a view of
-    version: int
+    owner: Any  # a weak reference to the tensor, or to the tensor that it is a view of
+    version: int  # the count of writes to the memory at that time
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Whether the memory is known to be as it was; `.data` hides writes to it."""
+        """Whether the memory is certainly as it was; torch counts no write to `.data`."""
         return self.owner() is _owner(tensor) and self.version == version_of(tensor)
 
 
@@ -105,7 +102,7 @@ def _owner(tensor: Tensor) -> Tensor:
 
 
 class Trouble(NamedTuple):
-    """Why it is not known what a gradient is, and what to do."""
+    """Why nobody knows what a gradient holds, and what to do about it."""
 
     headline: str
     actual: str
@@ -161,8 +158,11 @@ _READ = "_placements_read"
 
 
 def note_of(tensor: Tensor) -> Note | None:
-    """What is known to have happened to a gradient; a write that is not watched shows."""
-    memory = memory_of(tensor)
+    """The note of a gradient; it says so if the gradient was written unwatched since."""
+    return _note_on(tensor, memory_of(tensor))
+
+
+def _note_on(tensor: Tensor, memory: Any) -> Note | None:
     note = cast(Note | None, getattr(tensor, _NOTE, None) or getattr(memory, _NOTE, None))
     if note is None:
         read = cast(Read | None, getattr(memory, _READ, None))
@@ -175,12 +175,12 @@ def note_of(tensor: Tensor) -> Note | None:
 
 
 def put_note(tensor: Tensor, note: Note) -> None:
-    """Note of a gradient whose additions are watched from now on."""
+    """Put a note on a gradient whose additions are watched from now on."""
     setattr(tensor, _NOTE, note._replace(version=version_of(tensor), watched=True))
 
 
 def forget(tensor: Tensor) -> None:
-    """The gradient starts anew in the same memory."""
+    """Drop the type and the notes of a gradient that starts anew in the same memory."""
     tags.clear(tensor)
     for place in (tensor, memory_of(tensor)):
         for name in (_NOTE, _READ):
@@ -196,13 +196,13 @@ def was_written(tensor: Tensor) -> bool:
 
 
 def was_read(tensor: Tensor) -> bool:
-    """Whether a sum has read the memory and it is as it was."""
+    """Whether a sum has read the memory and nobody has written to the memory since."""
     read = cast(Read | None, getattr(memory_of(tensor), _READ, None))
     return read is not None and read.is_untouched(tensor)
 
 
 def read_again(tensor: Tensor) -> None:
-    """Backward has added to memory that a sum has read."""
+    """Update the note on memory that a sum has read: backward has added to the memory."""
     memory = memory_of(tensor)
     read = cast(Read, getattr(memory, _READ))
     setattr(memory, _READ, read._replace(version=version_of(tensor)))
@@ -214,44 +214,48 @@ def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
     With nothing known of `x`, outside of backward, only a sum makes a gradient something
     else. Returns the step if it was noted in backward.
     """
-    memory = None if torch.compiler.is_compiling() else memory_of(result)
+    if torch.compiler.is_compiling():
+        return None
+    is_sum = step.is_sum
+    memory, source, node = memory_of(result), memory_of(x), backward_node()
     if memory is None:
         return None
-    before, node = note_of(x), backward_node()
-    if node is None and before is None and not step.is_sum:
+    version, before = version_of(result), _note_on(x, source)
+    if node is None and before is None and not is_sum:
         return None
     if node is not None:
         step = step._replace(site=caller())
     leaf = None if node is None else leaf_of(node)
     if before is None:
-        note = Note((step,), version_of(result))
+        note = Note((step,), version)
     else:
         steps = followed_by(before.steps, step)
-        note = Note(steps, version_of(result), trouble=before.trouble)
+        note = Note(steps, version, trouble=before.trouble)
     # A cast has the memory of its input. What the backward of a Function gives is not the
     # gradient of a leaf, though a leaf may take over its memory.
-    on_memory = memory is not memory_of(x) and (node is None or leaf is not None)
+    on_memory = memory is not source and (node is None or leaf is not None)
     setattr(memory if on_memory else result, _NOTE, note)
-    if before is None and step.is_sum:
-        _note_read(x, step, node is not None, leaf)
+    if before is None and is_sum and tags.get(x) is None:
+        _note_read(x, source, step, node is not None, leaf)
     return None if node is None else step
 
 
-def _note_read(x: Tensor, step: Step, hooked: bool, leaf: Tensor | None) -> None:
+def _note_read(
+    x: Tensor, memory: Any, step: Step, hooked: bool, leaf: Tensor | None
+) -> None:
     """Note that the memory of `x`, which may be that of a gradient, was summed."""
-    memory = memory_of(x)
     if hooked and (leaf is None or leaf.grad is None or memory_of(leaf.grad) is not memory):
         return  # a gradient on its way, which is followed
     is_new = getattr(memory, _READ, None) is None
-    if is_new and not (x.requires_grad and not hooked) and tags.get(x) is None:
+    if is_new and not (x.requires_grad and not hooked):
         setattr(memory, _READ, Read(step, weakref.ref(_owner(x)), version_of(x)))
 
 
 def reduced(wanted: TensorType, note: Note | None) -> TensorType:
-    """What a gradient of type `wanted` is after what is noted.
+    """The type of a gradient that was `wanted` before the noted steps.
 
-    Raises Refusal if it is not what a collective took it for, or was reduced over ranks
-    that the axes of its mesh cannot name.
+    Raises Refusal if a collective took the gradient for another type than it had, or
+    reduced it over ranks that the axes of its mesh cannot name.
     """
     if note is None or not note.steps:
         return wanted
@@ -299,7 +303,7 @@ def _take(types: dict[str, AxisType], axis: str, step: Step) -> None:
 def _take_presented(
     types: dict[str, AxisType], target: Mesh, mesh: Mesh, steps: dict[str, Step]
 ) -> None:
-    """Steps on another presentation of the ranks, said on the axes of `target`."""
+    """Apply steps on `mesh` to the types on `target`, a mesh over the same ranks."""
     if mesh.rank_order() != target.rank_order():
         raise Refusal(f"it was reduced on {mesh!r}, which is not over the same ranks")
     for old, new in blocks(mesh, target):

@@ -1,8 +1,9 @@
-"""What backward adds to the gradient of a leaf, followed where hooks reduce it.
+"""Watch what backward adds to the gradient of a leaf whose hooks reduce gradients.
 
 A typed collective that is called in a hook knows from the node of the graph which leaf the
-hook belongs to. From then on the leaf is watched: what its hooks returned at last, and
-what was there before. Backward passes that were all reduced alike add up; others do not.
+hook belongs to. From then on the leaf is watched: what its hooks returned in the end, and
+what the gradient was before. Gradients of several backward passes may be added only if all
+of them were reduced alike.
 """
 
 import weakref
@@ -23,13 +24,14 @@ from placements._torch import (
     on_gradient,
     version_of,
 )
+from placements.inference.fixes import call_text
 from placements.inference.terms import Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import locals_in_hook, name_of
 from placements.runtime.describe import dtype_name, printed
 from placements.runtime.dtensors import local_part
-from placements.runtime.errors import PlacementError
-from placements.runtime.reductions import (
+from placements.runtime.errors import PlacementError, refused
+from placements.runtime.gradient_notes import (
     TROUBLES,
     Note,
     Step,
@@ -42,17 +44,18 @@ from placements.runtime.reductions import (
     was_written,
 )
 from placements.runtime.state import current
+from placements.types.axis import P, R
 from placements.types.tensor import TensorType
 
 _watches: Any = WeakIdKeyDictionary()
 
 
 class Hooked:
-    """A collective that hooks of a leaf called in one backward pass, the first of them.
+    """The first collective that the hooks of a leaf called in one backward pass.
 
-    What was there before it is not made of its result. So it keeps the tensors that it
-    took and that its callers had, as they were: one of them is the gradient, unless a
-    hook made another one earlier.
+    A tensor that existed before the call is not made from its result. So this keeps
+    copies of the input and of the tensors in the calling frames: one of those tensors is
+    the gradient, unless a hook made a new one earlier.
     """
 
     def __init__(self, leaf: Tensor, x: Tensor, step: Step) -> None:
@@ -69,7 +72,7 @@ class Hooked:
         ]
 
     def outcome(self, grad: Tensor) -> Note | None:
-        """What is known of the gradient that the hooks gave; None: it is as it was."""
+        """The note of the gradient that the hooks returned; None: they changed nothing."""
         note = note_of(grad)
         if note is not None:
             return note
@@ -89,12 +92,12 @@ def _tensors(values: list[Any]) -> Iterator[Tensor]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether the values are the same, among them those that are no numbers."""
+    """Whether the values are the same; NaN equals NaN here."""
     return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _was_zeroed(grad: Tensor) -> bool:
-    """Whether a gradient that was reduced holds zeros now, which are any type."""
+    """Whether a gradient that was reduced now holds zeros, which fit any type."""
     if not was_written(grad) or grad.is_meta:
         return False
     return not bool(local_part(grad)[0].any())
@@ -105,7 +108,8 @@ class Watch:
 
     def __init__(self, leaf: Tensor) -> None:
         self._leaf = weakref.ref(leaf)
-        self._before: tuple[bool, Note | None] | None = None  # is there one; its note
+        # Whether there was a gradient before this pass, and its note.
+        self._before: tuple[bool, Note | None] | None = None
         self._coming: Note | None = None
         self._was_read = False
         self._hooked: Hooked | None = None
@@ -117,9 +121,9 @@ class Watch:
         )
 
     def follow(self, leaf: Tensor, node: Any, x: Tensor, step: Step) -> None:
-        """A hook of the leaf called a collective: see what its hooks return at last.
+        """Note what the hooks of the leaf return, after one of them called a collective.
 
-        A hook of the node runs after all hooks of the tensor, and in this pass already.
+        A hook of the node runs after all hooks of the tensor, even in this pass.
         """
         if self._hooked is not None and self._hooked.run == backward_pass():
             return
@@ -135,9 +139,10 @@ class Watch:
         return hooked
 
     def settle(self, leaf: Tensor) -> None:
-        """A hook that runs after the addition called a collective: see what is there now.
+        """Note what a hook that ran after the addition has left in `.grad`.
 
-        What it assigned to `.grad` is the result, which is noted, or is not known.
+        Either it assigned the result of its collective, which has a note, or nobody knows
+        what it assigned.
         """
         hooked, grad = self._take_hooked(), leaf.grad
         if hooked is None or grad is None or note_of(grad) is not None:
@@ -146,7 +151,7 @@ class Watch:
             put_note(grad, Note((hooked.step,), trouble="not followed"))
 
     def captured(self, grad: Tensor) -> Note | None:
-        """What is known of a gradient that was handed out instead of added."""
+        """The note of a gradient that autograd returned instead of adding it to `.grad`."""
         hooked = self._take_hooked()
         return note_of(grad) if hooked is None else hooked.outcome(grad)
 
@@ -212,7 +217,7 @@ class Watch:
             self.stop(leaf)
 
     def mark(self, grad: Tensor) -> None:
-        """Remember what is reduced until backward starts anew."""
+        """Remember the gradient that was reduced, until backward starts anew."""
         self._marked = weakref.ref(grad)
 
     def stop(self, leaf: Tensor) -> None:
@@ -223,7 +228,7 @@ class Watch:
 
 
 def _together(prior: Note | None, coming: Note | None) -> Note:
-    """The note of a sum of gradients with these notes."""
+    """The note of the sum of two gradients that have these notes."""
     first, second = prior or Note(), coming or Note()
     if first.trouble or second.trouble:
         return (first if first.trouble else second).in_trouble(second.trouble)
@@ -250,7 +255,7 @@ def watch_noted(leaf: Tensor) -> None:
 
 
 def settle(leaf: Tensor) -> None:
-    """See what the hooks of a leaf that called collectives have left as its gradient."""
+    """Note what hooks that called collectives have left as the gradient of a leaf."""
     found: Watch | None = _watches.get(leaf)
     if found is not None:
         found.settle(leaf)
@@ -272,7 +277,7 @@ def hooked_type(call: str, leaf: Tensor, wanted: TensorType, grad: Tensor) -> Te
 
 
 def follow_hook(x: Tensor, step: Step) -> None:
-    """A typed collective read `x` while backward runs: watch whose gradient it is."""
+    """Watch the leaf whose hook calls a typed collective on `x` while backward runs."""
     node = backward_node()
     if node is None:
         return
@@ -291,7 +296,7 @@ def follow_hook(x: Tensor, step: Step) -> None:
 
 
 def _refuse_change(grad: Tensor | None) -> None:
-    """The gradient that flows on keeps its type: what is before was checked with it."""
+    """Raise PlacementError if a hook changed the type of a gradient that flows on."""
     note = None if grad is None else note_of(grad)
     for step in () if note is None else note.steps:
         src, dst = step.src, step.dst
@@ -311,7 +316,7 @@ def _refuse_change(grad: Tensor | None) -> None:
 
 
 def _check_now(leaf: Tensor, note: Note) -> None:
-    """In a checked block the type of the leaf is known: say at once what does not fit."""
+    """Raise PlacementError at once, if the type of the leaf is known, for a wrong sum."""
     known = tags.get(leaf)
     if not current.in_backward or known is None or known.fresh is not None:
         return
@@ -323,41 +328,42 @@ def _check_now(leaf: Tensor, note: Note) -> None:
 
 
 def check_noted(
-    call: str, name: str, wanted: TensorType, found: TensorType, note: Note | None
+    where: str, name: str, wanted: TensorType, found: TensorType, note: Note | None
 ) -> None:
-    """Refuse a gradient whose type says that it is reduced, if nothing else does.
+    """Raise PlacementError for a gradient that its type calls reduced and no note does.
 
-    With checking off the note is all there is, and a program that was checked must do
-    the same then.
+    With checking off there are only notes, and a program that was checked must do the
+    same then.
     """
     if note is not None and note.trouble:
-        raise in_trouble(call, name, note)
+        raise in_trouble(where, name, note)
     try:
         noted = reduced(wanted, note)
     except Refusal as refusal:
-        raise misfit(call, name, refusal) from None
+        raise misfit(where, name, refusal) from None
     for axis in wanted:
         if wanted[axis] != found[axis] and noted[axis].letter not in "RI":
-            raise PlacementError(
-                f"{call}: the gradient of {name!r} is reduced on axis {axis!r}, but is not "
-                "the result of a typed collective",
-                where=call,
+            raise refused(
+                where,
+                f"the gradient of {name!r} is reduced on axis {axis!r}, but is not the "
+                "result of a typed collective",
                 name=name,
                 axis=axis,
                 expected="Partial, or the result of a typed collective",
                 actual=repr(found[axis]),
                 rule="with checking off nothing would show that it is reduced, and "
                 "reduce_gradients would sum it again",
-                advice="assign the result as it is: p.grad = all_reduce(p.grad / n, "
-                f"{axis!r}, src=P, dst=R), not all_reduce(...) / n",
+                advice="assign the result as it is: p.grad = "
+                f"{call_text('all_reduce', 'p.grad / n', axis, P, R)}, not "
+                "all_reduce(...) / n",
             )
 
 
-def misfit(call: str, name: str, refusal: Refusal) -> PlacementError:
+def misfit(where: str, name: str, refusal: Refusal) -> PlacementError:
     """The error for a gradient that was reduced as if it were another type."""
-    return PlacementError(
-        f"{call}: the gradient of {name!r} was reduced by other means: {refusal.reason}",
-        where=call,
+    return refused(
+        where,
+        f"the gradient of {name!r} was reduced by other means: {refusal.reason}",
         name=name,
         axis=refusal.axis,
         rule="the gradient of a parameter has the dual of its type: it is summed where "
@@ -367,13 +373,13 @@ def misfit(call: str, name: str, refusal: Refusal) -> PlacementError:
     )
 
 
-def in_trouble(call: str, name: str, note: Note) -> PlacementError:
-    """The error for a gradient of which it is not known what it is."""
+def in_trouble(where: str, name: str, note: Note) -> PlacementError:
+    """The error for a gradient of which nobody knows what it holds."""
     trouble, gradient = TROUBLES[note.trouble], f"the gradient of {name!r}"
     step = next(map(str, reversed(note.steps)), "a collective")
-    return PlacementError(
-        f"{call}: {trouble.headline.format(gradient=gradient, step=step)}",
-        where=call,
+    return refused(
+        where,
+        trouble.headline.format(gradient=gradient, step=step),
         name=name,
         axis=note.steps[-1].axis if note.steps else None,
         expected="Partial",
