@@ -1,4 +1,4 @@
-"""Parameters, copies, loading, checkpointing, custom Functions, regions, compile."""
+"""Declared parameters keep their types: through copies, loading and checkpointing."""
 
 import copy
 from collections.abc import Iterator
@@ -23,8 +23,6 @@ from placements import (
     assert_type,
     convert,
     declare,
-    region,
-    reinterpret,
     set_current_mesh,
     type_of,
     typecheck,
@@ -137,122 +135,17 @@ def test_activation_checkpointing_gives_the_same_types_and_gradients(
         assert torch.equal(plain, recomputed)
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])
+        declare(self, {"weights.0": {"tp": V}, "weights.1": {"tp": V}})
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] * 2
-
-
-class DeclaredTwice(Twice):
-    @staticmethod
-    def placement_rule(x: Any) -> Any:
-        return x
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weights[0] + x * self.weights[1]
 
 
-def test_a_custom_function_must_say_what_it_does() -> None:
+def test_parameters_in_a_list_have_the_types_declared_for_them() -> None:
     with typecheck():
-        x = assert_type(torch.randn(3, requires_grad=True), {"tp": S(0)})
-        with pytest.raises(PlacementError, match=r"Twice\.apply") as caught:
-            Twice.apply(x)
-        assert "placement_rule" in str(caught.value)
-        assert type_of(DeclaredTwice.apply(x)) == {"tp": S(0)}
-    assert type_of(Twice.apply(torch.ones(2))) is None
-
-
-def experts(x: Tensor, w: Tensor) -> Tensor:
-    return linear(x, w)
-
-
-def test_a_region_checks_what_it_can_and_stamps_the_rest() -> None:
-    opaque = region(
-        lambda x: torch.special.i0(x),
-        ins=[{"tp": S(0)}], grads=[{"tp": S(0)}], outs={"tp": S(0)},
-    )  # fmt: skip
-    known = region(
-        experts,
-        ins=[{"tp": R}, {"tp": S(0)}],
-        grads=[{"tp": P}, {"tp": S(0)}],
-        outs={"tp": S(1)},
-    )
-    lie = region(
-        experts,
-        ins=[{"tp": R}, {"tp": S(0)}],
-        grads=[{"tp": P}, {"tp": S(0)}],
-        outs={"tp": R},
-    )
-    with typecheck():
-        x = assert_type(torch.randn(3, 8), {"tp": R})
-        w = assert_type(torch.randn(4, 8), {"tp": S(0)})
-        assert type_of(known(x, w)) == {"tp": S(1)}
-        assert type_of(opaque(w)) == {"tp": S(0)}
-        with pytest.raises(PlacementError, match="is S\\(1\\) on axis 'tp', expected R"):
-            lie(x, w)
-
-
-def test_the_gradient_type_of_a_region_has_no_default_and_must_be_the_dual() -> None:
-    with pytest.raises(TypeError, match="grads"):
-        region(experts, ins=[{"tp": R}, {"tp": S(0)}], outs={"tp": S(1)})  # type: ignore[call-arg]
-    wrong = region(
-        experts,
-        ins=[{"tp": R}, {"tp": S(0)}],
-        grads=[{"tp": R}, {"tp": S(0)}],
-        outs={"tp": S(1)},
-    )
-    with typecheck():
-        x = assert_type(torch.randn(3, 8), {"tp": R})
-        w = assert_type(torch.randn(4, 8), {"tp": S(0)})
-        with pytest.raises(
-            PlacementError, match="already complete belongs to an Invariant"
-        ):
-            wrong(x, w)
-
-
-def test_an_invariant_input_of_a_region_is_refused_inside() -> None:
-    body = region(
-        experts,
-        ins=[{"tp": I}, {"tp": S(0)}],
-        grads=[{"tp": I}, {"tp": S(0)}],
-        outs={"tp": S(1)},
-    )
-    with typecheck():
-        x = assert_type(torch.randn(3, 8), {"tp": I})
-        w = assert_type(torch.randn(4, 8), {"tp": S(0)})
-        with pytest.raises(PlacementError, match="Invariant mixes with nothing"):
-            body(x, w)
-
-
-@pytest.mark.parametrize("t", ["R", "V"])
-def test_backward_from_a_loss_that_is_not_one_number_is_refused(t: str) -> None:
-    with typecheck():
-        loss = assert_type(torch.ones((), requires_grad=True), {"tp": t})
-        with pytest.raises(PlacementError) as caught:
-            loss.backward()
-        assert caught.value.axis == "tp" and caught.value.fixes
-
-
-def test_backward_checks_the_gradient_that_is_handed_in() -> None:
-    with typecheck():
-        y = assert_type(torch.ones(3, requires_grad=True), {"tp": R}) * 2
-        wrong = assert_type(torch.randn(3), {"tp": R})
-        with pytest.raises(PlacementError, match="dual of its type"):
-            y.backward(wrong)
-        y.backward(assert_type(torch.randn(3), {"tp": P}))
-
-
-def test_compiled_code_runs_annotated_functions_erased() -> None:
-    @typed
-    def scaled(x_T: Annotated[Float[Tensor, " T"], On(tp="t")]) -> Tensor:
-        return x_T * 2
-
-    compiled = torch.compile(scaled, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
-
-
-def test_reinterpreted_losses_reach_backward() -> None:
-    with typecheck():
-        loss = assert_type(torch.ones((), requires_grad=True), {"tp": V})
-        reinterpret(loss, "tp", src=V, dst=P).backward()
+        x = assert_type(torch.ones(4), {"tp": V})
+        assert type_of(Experts()(x)) == {"tp": V}

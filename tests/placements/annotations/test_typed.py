@@ -21,6 +21,7 @@ from placements import (
     V,
     assert_type,
     set_current_mesh,
+    type_of,
     typecheck,
     typed,
 )
@@ -261,3 +262,45 @@ def test_annotations_that_say_different_things_are_not_taken_for_each_other() ->
     assert all(one is on for one, on in zip(made, said, strict=True))
     assert On(tp=S(1, Padded(5))) == On(tp=S(1, Padded(5)))
     assert hash(On(tp=S(1, Padded(5)))) == hash(On(tp=S(1, Padded(5))))
+
+
+@typed
+class Base(nn.Module):
+    w_D: Annotated[Float[Tensor, " D"], On(dp=R, tp=R)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_D = nn.Parameter(torch.ones(3))
+
+    def forward(self, x_TD: Annotated[Float[Tensor, "T D"], On(dp=R, tp="t")]) -> Tensor:
+        return x_TD * self.w_D
+
+
+class Derived(Base):
+    pass
+
+
+def test_a_subclass_of_a_typed_module_keeps_its_types() -> None:
+    assert type_of(Derived()(of(S(0), 2, 3))) == {"dp": R, "tp": S(0)}
+
+
+def test_what_typed_cannot_check_it_says() -> None:
+    with pytest.raises(TypeError, match="dataclasses, named tuples and"):
+        typed(type("Plain", (), {}))
+
+    def rows() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="generator"):
+        typed(rows)
+
+
+def test_a_number_binds_no_placement_variable() -> None:
+    @typed
+    def add(
+        a_T: Annotated[Float[Tensor, " T"], On(dp=R, tp="t")],
+        b_T: Annotated[Float[Tensor, " T"], On(dp=R, tp="t")],
+    ) -> Tensor:
+        return a_T + b_T
+
+    assert type_of(add(torch.zeros(3), of(S(0), 3))) == {"dp": R, "tp": S(0)}

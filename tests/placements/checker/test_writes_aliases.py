@@ -1,4 +1,4 @@
-"""Several names for one memory: casts, numpy, `.data`, custom ops; rounding of summands."""
+"""Several names for one memory: casts, numpy, `.data`, custom ops."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,41 +133,3 @@ def test_a_module_is_converted() -> None:
     module(of(R))
     module.double().float()
     assert type_of(module(of(R))) == {"tp": R}
-
-
-ROUNDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda p: p.sum(dtype=torch.int64),
-    "sum along": lambda p: torch.sum(p, 0, dtype=torch.int32),
-    "cumsum": lambda p: p.cumsum(0, dtype=torch.int64),
-    "to": lambda p: p.to(torch.int64),
-    "long": lambda p: p.long(),
-    "type": lambda p: p.type(torch.int64),
-    "copy_": lambda p: torch.empty(4, dtype=torch.int64).copy_(p),
-}
-
-
-@pytest.mark.parametrize("name", ROUNDS)
-def test_summands_are_not_rounded(name: str) -> None:
-    p = of(P)
-    with pytest.raises(PlacementError) as caught:
-        ROUNDS[name](p)
-    assert caught.value.name == "p" or name == "copy_"
-    ROUNDS[name](of(R))
-    whole = assert_type(torch.ones(4, dtype=torch.int32), {"tp": P})
-    assert type_of(whole.sum(dtype=torch.int64)) == {"tp": P}
-    assert type_of(of(P).sum(dtype=torch.float64)) == {"tp": P}
-    assert type_of(of(S(0)).sum(dtype=torch.int64)) == {"tp": P}
-
-
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])
-        declare(self, {"weights.0": {"tp": V}, "weights.1": {"tp": V}})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weights[0] + x * self.weights[1]
-
-
-def test_parameters_in_a_list_have_the_types_declared_for_them() -> None:
-    assert type_of(Experts()(of(V))) == {"tp": V}

@@ -9,7 +9,6 @@ from torch.nn.functional import dropout, relu
 
 from placements import (
     I,
-    Index,
     P,
     PlacementError,
     R,
@@ -140,43 +139,17 @@ def test_detach_and_clone_keep_the_type() -> None:
         assert type_of(y) == {"tp": S(1)}
 
 
-def test_the_gradient_has_the_dual_type() -> None:
-    for t, gradient in ((R, P), (S(0), S(0)), (P, R)):
-        x = of(t).requires_grad_()
-        loss = (x * 2).sum()
-        if type_of(loss) == {"tp": R}:
-            loss = reinterpret(loss, "tp", src=R, dst=P)
-        loss.backward()
-        grad = x.grad
-        assert grad is not None and type_of(grad) == {"tp": gradient}
-        (again,) = torch.autograd.grad(
-            (x * 3).sum() if t != R else reinterpret((x * 3).sum(), "tp", src=R, dst=P), x
-        )
-        assert type_of(again) == {"tp": gradient}
-
-
-def test_an_index_is_kept_by_selection_and_dropped_by_arithmetic() -> None:
-    scores = of(S(0), 6, 8)
-    _, ids = scores.topk(2, dim=-1)
-    for kept in (
-        ids.reshape(-1),
-        ids[:, 0],
-        ids.sort(dim=-1).values,
-        ids.clone(),
-        ids.flip(1),
-    ):
-        known = type_of(kept)
-        assert known is not None and known.index == Index(8)
-    half = ids // 2
-    with pytest.raises(PlacementError, match="arithmetic made this integer") as caught:
-        scores.gather(1, half)
-    assert caught.value.name == "half"
-    told = assert_type(half, {"tp": S(0)}, index=Index(8))
-    assert type_of(scores.gather(1, told)) == {"tp": S(0)}
-
-
-def test_an_index_of_other_rows_is_refused() -> None:
-    scores, other = of(S(0), 6, 8), of(S(0), 6, 5)
-    _, ids = other.topk(2, dim=-1)
-    with pytest.raises(PlacementError, match="other rows"):
-        scores.gather(1, ids)
+def test_a_stale_buffer_is_seen_in_lists_and_keywords_too() -> None:
+    r, p = of(R, 1, 3), of(P, 2, 3)
+    for k in range(2):
+        buffer = torch.zeros(2, 3)
+        row = buffer[0:1]
+        if k == 0:
+            torch.cat([row, r])
+            torch.add(r, other=row)
+            continue
+        buffer.copy_(p)
+        with pytest.raises(PlacementError, match="another name"):
+            torch.cat([row, r])
+        with pytest.raises(PlacementError, match="another name"):
+            torch.add(r, other=row)
