@@ -43,8 +43,9 @@ test-newest:
 newest: $(READY)
 	$(PIP) --upgrade torch
 	$(BIN)/spmd-moe --version
-	$(PYTEST) tests/test_torch.py tests/test_placements tests/test_spmd_moe \
-		tests/test_testing tests/test_docs.py
+	$(PYTEST) tests/placements tests/spmd_moe tests/test_docs.py \
+		--ignore=tests/placements/interop --ignore=tests/spmd_moe/bugs \
+		--ignore=tests/spmd_moe/cli --ignore=tests/spmd_moe/training
 	$(BIN)/spmd-moe check
 	$(BIN)/python -m placements demo
 	set -e; for example in $(EXAMPLES); do $(BIN)/python $$example; done

@@ -2,7 +2,7 @@
 
 A new torch may change any of it. `require` runs the probes of one part of the project when
 that part is first used, and names what is missing in one error. No other file uses torch's
-internals (`tests/test_torch.py` looks).
+internals (`tests/placements/test_torch.py` looks).
 
 - "checking": `typecheck()` and `verify()`.
 - "modules": modules whose state keeps its precision.

@@ -27,7 +27,7 @@ from placements.annotations.checks import Checks
 from placements.annotations.declarations import stamp
 from placements.annotations.on import On, Variable
 from placements.runtime.state import checkers, current
-from placements.runtime.tags import remember
+from placements.runtime.tags import STATED, remember
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -74,7 +74,7 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
         with jaxtyped("context"):
             checks = Checks(_name(fn, owner), bound.arguments)
             with unseen():
-                for name, hint in getattr(owner, _STATED, {}).items():
+                for name, hint in getattr(owner, STATED, {}).items():
                     checks.attribute(f"self.{name}", getattr(owner, name, None), hint)
                 for name, parameter in signature.parameters.items():
                     if name in hints:
@@ -165,10 +165,6 @@ def _check_fields(cls: Any, fields: dict[str, Any], owner: Any) -> None:
         checks.finish()
 
 
-# The arrays in a module's class annotations, by attribute: their dtypes are checked.
-_STATED = "_placements_stated"
-
-
 def _remember_parameters(cls: Any, module: nn.Module) -> None:
     stated: dict[str, Any] = {}
     for name, hint in get_type_hints(cls, include_extras=True).items():
@@ -180,4 +176,4 @@ def _remember_parameters(cls: Any, module: nn.Module) -> None:
         stated[name] = get_args(hint)[0]
         if isinstance(getattr(module, name, None), Tensor):
             remember(module, name, types)
-    setattr(cls, _STATED, stated)
+    setattr(cls, STATED, stated)

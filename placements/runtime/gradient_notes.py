@@ -153,9 +153,6 @@ TROUBLES: dict[str, Trouble] = {
     ),
 }  # fmt: skip
 
-_NOTE = "_placements_gradient"
-_READ = "_placements_read"
-
 
 def note_of(tensor: Tensor) -> Note | None:
     """The note of a gradient; it says so if the gradient was written unwatched since."""
@@ -163,9 +160,11 @@ def note_of(tensor: Tensor) -> Note | None:
 
 
 def _note_on(tensor: Tensor, memory: Any) -> Note | None:
-    note = cast(Note | None, getattr(tensor, _NOTE, None) or getattr(memory, _NOTE, None))
+    note = cast(
+        Note | None, getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
+    )
     if note is None:
-        read = cast(Read | None, getattr(memory, _READ, None))
+        read = cast(Read | None, getattr(memory, tags.READ, None))
         if read is None or read.is_untouched(tensor):
             return None
         return Note((read.step,), trouble="copied")
@@ -176,14 +175,14 @@ def _note_on(tensor: Tensor, memory: Any) -> Note | None:
 
 def put_note(tensor: Tensor, note: Note) -> None:
     """Put a note on a gradient whose additions are watched from now on."""
-    setattr(tensor, _NOTE, note._replace(version=version_of(tensor), watched=True))
+    setattr(tensor, tags.NOTE, note._replace(version=version_of(tensor), watched=True))
 
 
 def forget(tensor: Tensor) -> None:
     """Drop the type and the notes of a gradient that starts anew in the same memory."""
     tags.clear(tensor)
     for place in (tensor, memory_of(tensor)):
-        for name in (_NOTE, _READ):
+        for name in (tags.NOTE, tags.READ):
             if getattr(place, name, None) is not None:
                 delattr(place, name)
 
@@ -191,21 +190,23 @@ def forget(tensor: Tensor) -> None:
 def was_written(tensor: Tensor) -> bool:
     """Whether a gradient that is noted was written in place since."""
     memory = memory_of(tensor)
-    note = cast(Note | None, getattr(tensor, _NOTE, None) or getattr(memory, _NOTE, None))
+    note = cast(
+        Note | None, getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
+    )
     return note is not None and note.version != version_of(tensor)
 
 
 def was_read(tensor: Tensor) -> bool:
     """Whether a sum has read the memory and nobody has written to the memory since."""
-    read = cast(Read | None, getattr(memory_of(tensor), _READ, None))
+    read = cast(Read | None, getattr(memory_of(tensor), tags.READ, None))
     return read is not None and read.is_untouched(tensor)
 
 
 def read_again(tensor: Tensor) -> None:
     """Update the note on memory that a sum has read: backward has added to the memory."""
     memory = memory_of(tensor)
-    read = cast(Read, getattr(memory, _READ))
-    setattr(memory, _READ, read._replace(version=version_of(tensor)))
+    read = cast(Read, getattr(memory, tags.READ))
+    setattr(memory, tags.READ, read._replace(version=version_of(tensor)))
 
 
 def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
@@ -234,7 +235,7 @@ def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
     # A cast has the memory of its input. What the backward of a Function gives is not the
     # gradient of a leaf, though a leaf may take over its memory.
     on_memory = memory is not source and (node is None or leaf is not None)
-    setattr(memory if on_memory else result, _NOTE, note)
+    setattr(memory if on_memory else result, tags.NOTE, note)
     if before is None and is_sum and tags.get(x) is None:
         _note_read(x, source, step, node is not None, leaf)
     return None if node is None else step
@@ -246,9 +247,9 @@ def _note_read(
     """Note that the memory of `x`, which may be that of a gradient, was summed."""
     if hooked and (leaf is None or leaf.grad is None or memory_of(leaf.grad) is not memory):
         return  # a gradient on its way, which is followed
-    is_new = getattr(memory, _READ, None) is None
+    is_new = getattr(memory, tags.READ, None) is None
     if is_new and not (x.requires_grad and not hooked):
-        setattr(memory, _READ, Read(step, weakref.ref(_owner(x)), version_of(x)))
+        setattr(memory, tags.READ, Read(step, weakref.ref(_owner(x)), version_of(x)))
 
 
 def reduced(wanted: TensorType, note: Note | None) -> TensorType:

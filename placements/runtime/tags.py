@@ -1,4 +1,4 @@
-"""Put, read and clear the type of a tensor, and the declarations of a module.
+"""Put, read and clear the type of a tensor, and name every attribute of this package.
 
 Only this file touches these attributes. A tensor holds its type and no type holds a
 tensor, so nothing is kept alive. A tensor is pickled without its type, because the file
@@ -17,7 +17,13 @@ from placements.types.tensor import TensorType
 leave_out_of_pickles("_placements_")
 
 _TYPE = "_placements_type"
-_VERSION = "_placements_version"
+_VERSION = "_placements_version"  # of a factory's tensor, when it got its type
+_DECLARED = "_placements_declared"  # on a module: what `declare` said of its own tensors
+# On tensors: what typed collectives did to a gradient, and that a sum has read its memory.
+NOTE = "_placements_gradient"
+READ = "_placements_read"
+# On a module's class: the arrays in its annotations, whose dtypes are checked.
+STATED = "_placements_stated"
 
 
 def get(tensor: Tensor) -> TensorType | None:
@@ -52,9 +58,6 @@ def is_overwritten(tensor: Tensor) -> bool:
     if known is None or known.fresh is None:
         return False
     return getattr(tensor, _VERSION, None) != version_of(tensor)
-
-
-_DECLARED = "_placements_declared"
 
 
 def declarations(module: nn.Module) -> Mapping[str, TypesLike]:

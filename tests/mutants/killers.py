@@ -25,7 +25,7 @@ from placements.testing.laws.losses import check_loss
 from placements.testing.laws.placed_calls import PlacedCall, placed_calls
 from placements.testing.laws.programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
-from tests.test_laws import (
+from tests.laws import (
     test_kept_numbers,
     test_moves,
     test_round_trips,
