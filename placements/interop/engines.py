@@ -1,9 +1,9 @@
 """What an engine is asked: run a program, and say the type of every value.
 
-An engine declares inputs in its own way, runs the text of each step with its own names in
-scope, and reads the type of the result back into our words. A step that raises what the
-engine raises to refuse is refused; one that raises anything else crashed the engine, which
-is no verdict. Nothing runs after either.
+An engine declares inputs in its own way, runs the text of each statement with its own
+names in scope, and reads the type of the result back into our words. A statement that
+raises what the engine raises to refuse is refused; a statement that raises anything else
+crashed the engine, which is no verdict. Nothing runs after either.
 """
 
 import re
@@ -11,31 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 import placements
 from placements._torch import unseen
 from placements.interop.fake_world import quiet
-from placements.interop.programs import FLOAT, Input, Program, Step
+from placements.testing.programs import FLOAT, Input, Program, Statement, evaluate
 from placements.types.axis import AxisType
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType, make
-
-# Every torch name that the forms use.
-TORCH_NAMES: Mapping[str, Any] = {
-    "relu": torch.relu, "exp": torch.exp, "maximum": torch.maximum, "where": torch.where,
-    "matmul": torch.matmul, "linear": functional.linear, "addmm": torch.addmm,
-    "bmm": torch.bmm, "einsum": torch.einsum, "softmax": torch.softmax,
-    "layer_norm": functional.layer_norm,
-    "cat": torch.cat, "stack": torch.stack, "embedding": functional.embedding,
-}  # fmt: skip
-
 
 # The error of a verdict that is no refusal: the result has a type, but none of ours.
 NO_WORD = "no word of ours"
@@ -43,7 +30,7 @@ NO_WORD = "no word of ours"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an engine says of one step: a type, or why not."""
+    """What an engine says of one statement: a type, or why not."""
 
     type: TensorType | None
     message: str = ""
@@ -119,7 +106,7 @@ class Engine(ABC):
 
 
 class Running:
-    """A program that is being run under an engine, step by step; use as a context."""
+    """A program that an engine runs, one statement after the other; use as a context."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self.engine, self.program, self.mesh = engine, program, program.mesh
@@ -141,15 +128,15 @@ class Running:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def step(self, step: Step) -> Verdict:
-        """Run a step; its value is there for the next ones if it is accepted."""
-        value, verdict = self._evaluated(step.text, self.values)
+    def run(self, statement: Statement) -> Verdict:
+        """Run a statement; its value is there for the next ones if it is accepted."""
+        value, verdict = self._evaluated(statement.text, self.values)
         if verdict.accepted:
             self.values.append(value)
         return verdict
 
     def ask(self, text: str, types: Mapping[int, Mapping[str, AxisType]]) -> Verdict:
-        """The verdict on a step if some of the values had these types instead."""
+        """The verdict on a statement if some of the values had these types instead."""
         values = list(self.values)
         for k, given in types.items():
             with unseen():  # so that the copy has no type yet
@@ -182,25 +169,14 @@ def stand_in(x: Input, mesh: Mesh) -> Tensor:
 
 
 def run(engine: Engine, program: Program) -> list[Verdict]:
-    """The verdict on every step up to the first that is refused."""
+    """The verdict on every statement up to the first that is refused."""
     verdicts: list[Verdict] = []
     with Running(engine, program) as running:
-        for step in program.steps:
-            verdicts.append(running.step(step))
+        for statement in program.statements:
+            verdicts.append(running.run(statement))
             if verdicts[-1].type is None:
                 break
     return verdicts
-
-
-@lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<program>", "eval")
-
-
-def evaluate(text: str, values: Sequence[Any], names: Mapping[str, Any]) -> Any:
-    """The value of one step's text."""
-    scope = {f"x{k}": value for k, value in enumerate(values)}
-    return eval(_compiled(text), {**TORCH_NAMES, **names}, scope)
 
 
 def first_line(error: Exception) -> str:

@@ -19,11 +19,11 @@ WORLD_SIZE = 4
 _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
 
-class _Given(threading.local):
+class _OfThread(threading.local):
     mesh: DeviceMesh | None = None
 
 
-_given = _Given()
+_of_thread = _OfThread()
 
 
 @contextmanager
@@ -56,17 +56,17 @@ def quiet() -> Generator[None]:
 @contextmanager
 def on_mesh(device_mesh: DeviceMesh) -> Generator[None]:
     """Peers type-check on this mesh, of real or simulated ranks, in this thread."""
-    _given.mesh = device_mesh
+    _of_thread.mesh = device_mesh
     try:
         yield
     finally:
-        _given.mesh = None
+        _of_thread.mesh = None
 
 
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
     """The mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
-    if _given.mesh is not None:
-        return _given.mesh
+    if _of_thread.mesh is not None:
+        return _of_thread.mesh
     key = tuple(mesh.sizes.items())
     if key not in _meshes:
         if not dist.is_initialized():

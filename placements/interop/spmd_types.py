@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
-from placements.interop.programs import Program
+from placements.testing.programs import Program
 from placements.types.axis import BY_LETTER, AxisType, Shard, V
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType, make
@@ -24,7 +24,7 @@ _peer = cast(Any, spmd_types)
 _checker = cast(Any, spmd_types.checker)
 
 # axis -> R, I, V or P; and the PartitionSpec, if a dim is cut
-Said: TypeAlias = tuple[dict[str, Any], Any]
+PeerTypes: TypeAlias = tuple[dict[str, Any], Any]
 
 _TO_PEER: Mapping[str, Any] = {letter: getattr(spmd_types, letter) for letter in BY_LETTER}
 _FROM_PEER: Mapping[Any, AxisType] = {
@@ -53,7 +53,7 @@ def axis_type_from_peer(t: Any) -> AxisType:
     return _FROM_PEER[t]
 
 
-def to_peer(t: TensorType, ndim: int) -> Said:
+def to_peer(t: TensorType, ndim: int) -> PeerTypes:
     """A type of ours -> what `spmd_types.assert_type` takes for a tensor of `ndim` dims."""
     said: dict[str, Any] = {}
     for axis, one in t.items():

@@ -9,7 +9,7 @@ from spmd_moe.cli import legends
 from spmd_moe.cli.check_layer import Result
 from spmd_moe.cli.degrees import print_parallel
 from spmd_moe.cli.show_crossings import show_crossings
-from spmd_moe.cli.simulate import OUTPUT, TOLERANCE, Simulated
+from spmd_moe.cli.simulate import OUTPUT, Simulated
 from spmd_moe.cli.tables import Row, print_numbers, say, size
 from spmd_moe.cli.trace import Trace
 from spmd_moe.layouts import CONFIGURATIONS, configuration
@@ -91,7 +91,7 @@ def _show_differences(console: Console, runs: Sequence[Simulated]) -> None:
         (r, c)
         for r, name in enumerate(names)
         for c, run in enumerate(runs, start=1)
-        if not run.differences[name] <= TOLERANCE
+        if not run.differences[name] <= run.tolerance
     }
     heads = ["tensor", *(configuration(run.parallel) for run in runs)]
     print_numbers(console, heads, rows, red=frozenset(red))
@@ -108,7 +108,7 @@ def _verdict(results: Sequence[Result]) -> Iterator[str]:
     for result in ran:
         name = result.trace.configuration
         if result.run is not None and not result.run.agrees:
-            said = f"the tolerance is {TOLERANCE:.0e}"
+            said = f"the tolerance is {result.run.tolerance:.0e}"
             yield f"FAILED: {name}: numbers differ from those of one device ({said})."
         if result.sent_otherwise:
             said = "; ".join(result.sent_otherwise)

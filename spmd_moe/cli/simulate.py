@@ -31,7 +31,6 @@ from spmd_moe.layer import MoE
 from spmd_moe.layouts import configuration, layout
 from spmd_moe.reference import reference_moe
 
-TOLERANCE = 1e-10  # relative to the largest value; float64 rounds at 1e-16
 OUTPUT, INPUT = "output", "x"
 
 
@@ -46,9 +45,11 @@ class Simulated:
     sent: list[Entry]
     gradient_sums: list[Entry]
 
+    tolerance: float
+
     @property
     def agrees(self) -> bool:
-        return all(found <= TOLERANCE for found in self.differences.values())
+        return all(found <= self.tolerance for found in self.differences.values())
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class _Rank:
 
 def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated:
     """RankFailure if a rank raises, or its values are not what their types say."""
-    from placements.testing.ranks.run import run_ranks  # the simulator changes torch: late
+    # Late: the simulator changes torch.
+    from placements.testing.compare.one_device import TOLERANCE, difference, largest
+    from placements.testing.ranks.run import run_ranks
 
     shape = work.global_shape(config, parallel)
     generator = torch.Generator().manual_seed(0)
@@ -74,9 +77,15 @@ def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated
     )
     wanted = _on_one_device(config, x, weights)
     found = _joined(ranks, parallel)
-    differences = {name: _difference(found[name], wanted[name]) for name in wanted}
+    # The sizes of weights are not known here: the largest value says how large terms are.
+    differences = {
+        name: difference(found[name], value, unit=largest(value))
+        for name, value in wanted.items()
+    }
     first = ranks[0]
-    return Simulated(config, parallel, work, differences, first.sent, first.gradient_sums)
+    return Simulated(
+        config, parallel, work, differences, first.sent, first.gradient_sums, TOLERANCE
+    )
 
 
 def _on_this_rank(
@@ -140,13 +149,3 @@ def _joined(ranks: list[_Rank], parallel: Parallel) -> dict[str, Tensor]:
     for name, (said, mesh) in ranks[0].types.items():
         found[name] = join([rank.gradients[name] for rank in ranks], said, mesh)
     return found
-
-
-def _difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest, relative to the largest value; infinite where shapes differ."""
-    if found.shape != wanted.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    largest = max(float(wanted.abs().max()), 1e-30)
-    return float((found - wanted).abs().max()) / largest

@@ -23,7 +23,7 @@ from placements.testing.laws.decided import SEVERAL_ROWS, check_decided
 from placements.testing.laws.draws import check_draw
 from placements.testing.laws.losses import check_loss
 from placements.testing.laws.placed_calls import PlacedCall, placed_calls
-from placements.testing.laws.programs import check_program, programs
+from placements.testing.laws.short_programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
 from tests.test_laws import (
     test_kept_numbers,

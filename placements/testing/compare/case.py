@@ -19,8 +19,14 @@ from placements.checker.mode import typecheck
 from placements.runtime.declared import declared
 from placements.runtime.errors import PlacementError
 from placements.runtime.mesh import set_current_mesh
+from placements.testing.compare.one_device import (
+    check_value,
+    gradients,
+    shown,
+    tolerance_of,
+)
 from placements.testing.draw.arguments import checked_type
-from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.draw.numbers import nonzero_numbers, seeded
 from placements.testing.draw.placed import join_ranks, part_of
 from placements.testing.ranks.crashes import own_error
 from placements.testing.ranks.failures import RankFailure
@@ -35,9 +41,6 @@ Placed = tuple[Tensor, TypesLike]
 
 # The note on an error of the reference, which is the user's.
 OF_REFERENCE = "raised by the reference"
-
-# Ranks sum in another order than one device; drawn numbers are whole, parameters are not.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def check_spmd_case(
@@ -144,13 +147,8 @@ def _check_against(
         _check_structure(rank.results, whole)
     for k, target in enumerate(whole.tensors):
         _compare([rank.outputs[k] for rank in done], target, sizes, f"result {k}")
-    pairs = [
-        (y, _cotangent(y, y.shape, seed, k))
-        for k, y in enumerate(whole.tensors)
-        if y.requires_grad
-    ]
-    wanted = {name: x for name, x in values.items() if x.requires_grad}
-    for name, gradient in _gradients(pairs, wanted).items():
+    cotangents = [_cotangent(y, y.shape, seed, k) for k, y in enumerate(whole.tensors)]
+    for name, gradient in _gradients(whole.tensors, cotangents, values).items():
         held = [rank.gradients[name] for rank in done]
         _compare(held, gradient, sizes, f"the gradient of {name}")
 
@@ -264,13 +262,12 @@ def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _R
             types = [type_of(y) for y in results.tensors]
         typed = list(zip(results.tensors, types, strict=True))
         outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
-        pairs = [
-            (y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad
+        seeds = [
+            _seed(y, t, seed, k) if y.requires_grad else y for k, (y, t) in enumerate(typed)
         ]
-        wanted = {name: x for name, x in held.items() if x.requires_grad}
         found: dict[str, _Held] = {}
-        for name, gradient in _gradients(pairs, wanted).items():
-            t = type_of(wanted[name])
+        for name, gradient in _gradients(results.tensors, seeds, held).items():
+            t = type_of(held[name])
             found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
     return _Rank(results.without_values(), outputs, found)
 
@@ -280,8 +277,7 @@ def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> 
     with set_current_mesh(device_mesh()):
         held = {name: _declared(name, one, seed) for name, one in given.items()}
         results = _Results(_called(fn, held)).tensors
-        pairs = [(y, torch.ones_like(y)) for y in results if y.requires_grad]
-        _gradients(pairs, {name: x for name, x in held.items() if x.requires_grad})
+        _gradients(results, [torch.ones_like(y) for y in results], held)
 
 
 def _declared(name: str, one: _Input, seed: int) -> Tensor:
@@ -304,16 +300,15 @@ def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:
 
 
 def _gradients(
-    pairs: Sequence[tuple[Tensor, Tensor]], wanted: Mapping[str, Tensor]
+    results: Sequence[Tensor], cotangents: Sequence[Tensor], inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Of (result, cotangent) pairs, the gradient of each wanted tensor; zeros if unused."""
-    if not pairs or not wanted:
-        return {name: torch.zeros_like(x) for name, x in wanted.items()}
-    found = torch.autograd.grad(
-        [y for y, _ in pairs], list(wanted.values()), [w for _, w in pairs],
-        allow_unused=True, materialize_grads=True,
-    )  # fmt: skip
-    return dict(zip(wanted, found, strict=True))
+    """Return the gradient of each input that has one; zeros if it is not used."""
+    found = gradients(results, cotangents, list(inputs.values()))
+    return {
+        name: torch.zeros_like(x) if gradient is None else gradient
+        for (name, x), gradient in zip(inputs.items(), found, strict=True)
+        if x.requires_grad
+    }
 
 
 def _seed(y: Tensor, t: TensorType | None, seed: int, k: int) -> Tensor:
@@ -324,8 +319,7 @@ def _seed(y: Tensor, t: TensorType | None, seed: int, k: int) -> Tensor:
 
 
 def _cotangent(y: Tensor, shape: Sequence[int], seed: int, k: int) -> Tensor:
-    drawn = numbers(shape, seeded(seed, "w", k), y.dtype)
-    return drawn + (drawn == 0)
+    return nonzero_numbers(shape, seeded(seed, "w", k), y.dtype)
 
 
 def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> None:
@@ -336,17 +330,7 @@ def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> No
     try:
         (found,) = join_ranks([one.value for one in held], types, mesh).values()
     except ValueError as error:
-        lines = [f"rank {r}: {_shown(one.value)}" for r, one in enumerate(held)]
+        lines = [f"rank {r}: {shown(one.value)}" for r, one in enumerate(held)]
         locals_ = "\n".join(lines)
         raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
-    tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
-    torch.testing.assert_close(
-        found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
-        msg=lambda text: f"{what} differs from one device: {text}\n"
-        f"on ranks {_shown(found)}\non one device {_shown(wanted)}",
-    )  # fmt: skip
-
-
-def _shown(value: Tensor) -> str:
-    """A value in whole if it is small; else the largest difference must do."""
-    return f"{value}" if value.numel() <= 32 else f"a tensor of {tuple(value.shape)}"
+    check_value(what, found, wanted, tolerance=tolerance_of(wanted.dtype))

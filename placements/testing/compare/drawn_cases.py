@@ -74,7 +74,7 @@ class Case:
         head += ["import torch", f"from placements import {', '.join(names)}"]
         head += ["from placements.testing import check_spmd_case"]
         if "drawn_value(" in text:
-            head += ["from placements.testing.spmd_cases import drawn_value"]
+            head += ["from placements.testing.compare.drawn_cases import drawn_value"]
         return "\n".join(
             [
                 *head,

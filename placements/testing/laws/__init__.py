@@ -21,6 +21,6 @@ from placements.testing.laws.losses import check_loss as check_loss
 from placements.testing.laws.moves import check_transition as check_transition
 from placements.testing.laws.padding import check_padding as check_padding
 from placements.testing.laws.precise import check_precise as check_precise
-from placements.testing.laws.programs import check_program as check_program
+from placements.testing.laws.short_programs import check_program as check_program
 from placements.testing.laws.sound import check_sound as check_sound
 from placements.testing.laws.tight import is_refuted as is_refuted

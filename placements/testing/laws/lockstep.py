@@ -22,13 +22,13 @@ from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
 from placements.runtime.ledger import Entry, ledger
 from placements.runtime.mesh import set_current_mesh
-from placements.testing.laws.programs import Program, programs
+from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.laws.short_programs import programs, run_program
+from placements.testing.programs import Input, Program
 from placements.testing.ranks.crashes import check_judged
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.run import device_mesh, run_ranks
-from placements.testing.strategies import numbers, seeded
-from placements.types.axis import Shard, TypesLike
-from placements.types.meaning import split
+from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 
 Sent = list[tuple[str, str, bool]]  # axis, kind, whether in backward
@@ -40,11 +40,12 @@ def programs_with_empty_pieces(draw: st.DrawFn) -> Program:
     program = draw(programs())
     if not draw(st.booleans()):
         return program
-    return replace(program, size=0, types=tuple(map(_without_extents, program.types)))
+    return replace(program, inputs=tuple(map(_without_rows, program.inputs)))
 
 
-def _without_extents(types: TypesLike) -> TypesLike:
-    return {a: Shard(t.dim) if isinstance(t, Shard) else t for a, t in types.items()}
+def _without_rows(x: Input) -> Input:
+    types = [(a, Shard(t.dim) if isinstance(t, Shard) else t) for a, t in x.types]
+    return Input((0,) * len(x.shape), tuple(types))
 
 
 def check_lockstep(program: Program) -> Sent | None:
@@ -52,10 +53,9 @@ def check_lockstep(program: Program) -> Sent | None:
 
     AssertionError if ranks sent different things, RankFailure if they did not meet.
     """
-    whole = torch.zeros(program.size, program.size)
-    zeros = {f"v{k}": whole for k in range(len(program.types))}
+    zeros = {f"x{k}": torch.zeros(x.shape) for k, x in enumerate(program.inputs)}
     try:
-        program.run(**zeros)
+        run_program(program, **zeros)
     except RuntimeError:  # shapes do not fit on one device either
         return None
     plainly = partial(run_ranks, program.mesh.sizes, _run_plainly, program)
@@ -76,9 +76,9 @@ def _sent(program: Program) -> tuple[Sent, Exception | None]:
     with set_current_mesh(device_mesh()), ledger() as record:
         try:
             with typecheck():
-                for value, types in zip(held.values(), program.types, strict=True):
-                    assert_type(value, types)
-                y = program.run(**held)
+                for value, x in zip(held.values(), program.inputs, strict=True):
+                    assert_type(value, dict(x.types))
+                y = run_program(program, **held)
         except (PlacementError, RuntimeError) as error:  # refused, by us or by torch
             return _in_short(record.entries), error
         if y.requires_grad:
@@ -88,17 +88,18 @@ def _sent(program: Program) -> tuple[Sent, Exception | None]:
 
 def _run_plainly(program: Program) -> None:
     with set_current_mesh(device_mesh()):
-        program.run(**_held(program))
+        run_program(program, **_held(program))
 
 
 def _held(program: Program) -> dict[str, Tensor]:
-    rank, whole = dist.get_rank(), torch.zeros(program.size, program.size)
-    held: dict[str, Tensor] = {}
-    for k, types in enumerate(program.types):
-        shape = split(whole, types, program.mesh)[rank].shape
-        generator = seeded(program.seed, k, rank)
-        held[f"v{k}"] = numbers(shape, generator).requires_grad_()
-    return held
+    rank = dist.get_rank()
+    mesh = program.mesh.seen_from(program.mesh.coordinates()[rank])
+    return {
+        f"x{k}": numbers(
+            x.local_shape(mesh), seeded(program.seed, k, rank)
+        ).requires_grad_()
+        for k, x in enumerate(program.inputs)
+    }
 
 
 def _in_short(entries: list[Entry]) -> Sent:

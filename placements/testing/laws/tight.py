@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
-from placements.testing.strategies import numbers, seeded
+from placements.testing.draw.numbers import nonzero_numbers, seeded
 
 SIZE = 4
 RANKS = 2
@@ -87,7 +87,7 @@ def right_types(cell: Cell, seed: int) -> set[str]:
     held = [[parts[r].requires_grad_() for _, parts in drawn] for r in range(RANKS)]
     wanted = _run(cell, wholes)
     results = [_run(cell, one) for one in held]
-    cotangent = _nonzero(wanted.shape, generator)
+    cotangent = nonzero_numbers(wanted.shape, generator)
     expected = torch.autograd.grad(wanted, wholes, cotangent)
     right: set[str] = set()
     for letter in LETTERS:
@@ -132,7 +132,7 @@ def _joined(held: Sequence[Tensor], letter: str) -> Tensor | None:
 
 def _parts(value: Tensor, letter: str, generator: torch.Generator) -> list[Tensor]:
     if letter == "P":
-        part = _nonzero(value.shape, generator)
+        part = nonzero_numbers(value.shape, generator)
         return [value - part, part]
     if letter in "SV":
         return list(value.chunk(RANKS))
@@ -144,17 +144,12 @@ def _operand(
 ) -> tuple[Tensor, list[Tensor]]:
     """A global value and what two ranks hold of it; Varying ones are pieces, forgotten."""
     if letter in "SV":
-        pieces = _nonzero((SIZE,), generator)
+        pieces = nonzero_numbers((SIZE,), generator)
         return pieces, [piece.clone() for piece in pieces.chunk(RANKS)]
     shape = (1 if cut else SIZE,)
     if letter == "P":  # no part is zero, nor their sum: it may be a divisor
-        held = [_nonzero(shape, generator), _nonzero(shape, generator) / 2]
+        held = [nonzero_numbers(shape, generator), nonzero_numbers(shape, generator) / 2]
         held[1] = torch.where(held[0] + held[1] == 0, -held[1], held[1])
         return held[0] + held[1], held
-    whole = _nonzero(shape, generator)
+    whole = nonzero_numbers(shape, generator)
     return whole, [whole.clone(), whole.clone()]
-
-
-def _nonzero(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    drawn = numbers(shape, generator)
-    return drawn + (drawn == 0)
