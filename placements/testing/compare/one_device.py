@@ -62,9 +62,7 @@ def check_value(
     if not errors.numel() or float(errors.max()) <= tolerance:
         return
     off = (found.detach().double() - wanted.detach().double()).abs()
-    off = torch.where(
-        errors > tolerance, off.nan_to_num(nan=torch.inf, posinf=torch.inf), 0
-    )
+    off = torch.where(errors > tolerance, torch.where(off.isnan(), torch.inf, off), 0.0)
     at = int(off.argmax())
     index = tuple(int(k) for k in torch.unravel_index(torch.tensor(at), off.shape))
     one, other = (x.detach().flatten()[at].item() for x in (found, wanted))
@@ -80,9 +78,9 @@ def _errors(found: Tensor, wanted: Tensor, unit: float) -> Tensor:
     """Return each element's error relative to its size; not-a-numbers are equal."""
     x, y = found.detach().double(), wanted.detach().double()
     same = (found.detach() == wanted.detach()) | (x.isnan() & y.isnan())
-    error = (x - y).abs() / (unit + y.abs())
     if not wanted.is_floating_point():  # whole numbers and truth values are equal or not
         return torch.where(same, 0.0, torch.inf)
+    error = (x - y).abs() / (unit + y.abs())
     error = torch.where(error.isnan(), torch.inf, error)  # infinite on one side alone
     return torch.where(same, 0.0, error)
 
