@@ -21,8 +21,8 @@ from placements.inference.transitions import find
 from placements.interop.engines import Ours
 from placements.interop.fake_world import quiet
 from placements.testing.compare.one_device import check_value, gradients
-from placements.testing.draw.numbers import nonzero_numbers
 from placements.testing.draw.placed import split_ranks
+from placements.testing.draw.whole_numbers import nonzero_numbers
 from placements.testing.programs import FLOAT, Input, Program, Statement, evaluate
 from placements.testing.ranks.run import device_mesh, run_ranks
 from placements.types.axis import Shard, V, Varying

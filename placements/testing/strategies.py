@@ -6,23 +6,27 @@ Replicate, and shape (1,). Numbers are small integers in float64, so that sums a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.testing.draw.numbers import numbers as numbers
-from placements.testing.draw.numbers import seeded as seeded
-from placements.testing.draw.placed import CHUNKS, ZIGZAG, Cut, Layout, Pattern, split_ranks
+from placements.testing.draw.placed import (
+    CHUNKS,
+    ZIGZAG,
+    CutPattern,
+    UnsizedShard,
+    UnsizedType,
+    split_ranks,
+)
 from placements.testing.draw.routings import routings as routings
+from placements.testing.draw.whole_numbers import numbers as numbers
+from placements.testing.draw.whole_numbers import seeded as seeded
 from placements.types.axis import AxisType, I, Invariant, P, R, Shard, V
 from placements.types.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
-
-T = TypeVar("T")
-Draw = Callable[[st.SearchStrategy[T]], T]
 
 AXES = ("dp", "tp", "ep", "cp")
 
@@ -114,70 +118,75 @@ def axis_types(*, ndim: int) -> st.SearchStrategy[AxisType]:
     return st.sampled_from([R, I, V, P, *(Shard(d) for d in range(ndim))])
 
 
-def patterns(*, ranks: int) -> st.SearchStrategy[Pattern]:
+def cut_patterns(*, ranks: int) -> st.SearchStrategy[CutPattern]:
     """Ways to cut a dim of any size, like torch.chunk most of the time."""
-    _check_bounds("patterns(ranks)", 1, ranks, 1)
+    _check_bounds("cut_patterns(ranks)", 1, ranks, 1)
     weights = st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks).map(tuple)
     return st.one_of(
         st.just(CHUNKS),
-        weights.map(lambda w: Pattern(w)),
-        st.sampled_from([Pattern((), 2), Pattern((), 3), ZIGZAG, Pattern((), 2, True)]),
+        weights.map(lambda w: CutPattern(w)),
+        st.sampled_from(
+            [CutPattern((), 2), CutPattern((), 3), ZIGZAG, CutPattern((), 2, True)]
+        ),
     )
 
 
 @st.composite
-def layouts(
+def unsized_types(
     draw: st.DrawFn,
     *,
     mesh: Mesh,
     ndim: int,
     letters: str = "RSPVI",
-    likely: dict[str, AxisType | Cut] | None = None,
-) -> Layout:
+    likely: dict[str, AxisType | UnsizedShard] | None = None,
+) -> UnsizedType:
     """What a tensor of `ndim` dims is on each axis of `mesh`, cuts in either order.
 
     `likely`: the same for all operands of an op, so that they often fit together.
     """
     _check_mesh("layouts", mesh)
-    _check_bounds("layouts(ndim)", 0, ndim)
+    _check_bounds("unsized_types(ndim)", 0, ndim)
     if not letters or set(letters) - set("RSPVI") or (letters == "S" and not ndim):
         raise ValueError(
-            f"layouts(letters={letters!r}, ndim={ndim}): some of RSPVI, and of one number "
-            "not S alone"
+            f"unsized_types(letters={letters!r}, ndim={ndim}): some of RSPVI, and of one "
+            "number not S alone"
         )
-    axes: dict[str, AxisType | Cut] = {}
+    axes: dict[str, AxisType | UnsizedShard] = {}
     single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
     for axis in mesh.axes:
         guess = (likely or {}).get(axis)
-        pattern = guess.pattern if isinstance(guess, Cut) else CHUNKS
+        pattern = guess.pattern if isinstance(guess, UnsizedShard) else CHUNKS
         if "S" in letters and draw(st.integers(0, 7)) == 7:  # operands cut in other ways
-            pattern = draw(patterns(ranks=mesh.sizes[axis]))
-        free: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
-        cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
+            pattern = draw(cut_patterns(ranks=mesh.sizes[axis]))
+        free: list[AxisType | UnsizedShard] = [single[x] for x in letters if x != "S"]
+        cuts = [UnsizedShard(d, pattern) for d in range(ndim)] if "S" in letters else []
         free += cuts
         fitting = [R, guess] if guess else free
         if isinstance(guess, Invariant):
             fitting = [guess]
-        if isinstance(guess, Cut):
+        if isinstance(guess, UnsizedShard):
             fitting = [R, *([cuts[guess.dim]] * 2 if cuts else []), *cuts]
         options = [t for t in fitting if t in free] or free
         # Now and then anything at all: refusals matter too.
         axes[axis] = draw(st.sampled_from(options * 3 + free))
     if len(axes) > 1 and draw(st.booleans()):
         axes = dict(reversed(axes.items()))
-    return Layout(axes)
+    return UnsizedType(axes)
 
 
 @st.composite
-def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
+def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | UnsizedShard]:
     """For each axis a type that many operands of one op should have."""
     _check_mesh("likely_types", mesh)
-    likely: dict[str, AxisType | Cut] = {}
+    likely: dict[str, AxisType | UnsizedShard] = {}
     if len(mesh.axes) > 1 and draw(st.integers(0, 7)) == 7:  # several cuts of one dim
-        return dict.fromkeys(mesh.axes, Cut(draw(st.sampled_from([0, -1]))))
+        return dict.fromkeys(mesh.axes, UnsizedShard(draw(st.sampled_from([0, -1]))))
     for axis in mesh.axes:
-        pattern = draw(patterns(ranks=mesh.sizes[axis]))
-        cuts = [Cut(0, pattern), Cut(-1, pattern)]  # rows stand first, features last
+        pattern = draw(cut_patterns(ranks=mesh.sizes[axis]))
+        cuts = [
+            UnsizedShard(0, pattern),
+            UnsizedShard(-1, pattern),
+        ]  # rows stand first, features last
         likely[axis] = draw(st.sampled_from([R, *cuts, P, V, I]))
     return likely
 
@@ -188,7 +197,7 @@ class PlacedTensor:
 
     mesh: Mesh
     shape: tuple[int, ...]
-    layout: Layout
+    layout: UnsizedType
     types: Sequence[TensorType]
     locals: Sequence[Tensor]
 
@@ -218,7 +227,7 @@ def placed_tensors(
         shape = draw(shapes())
     for size in shape:
         _check_bounds("placed_tensors(shape)", 0, size)
-    layout = draw(layouts(mesh=mesh, ndim=len(shape), letters=letters))
+    layout = draw(unsized_types(mesh=mesh, ndim=len(shape), letters=letters))
     generator = seeded(draw(seeds()))
     types = layout.types(mesh, shape)
     held = split_ranks(lambda _: numbers(shape, generator, dtype), types, mesh, generator)

@@ -24,8 +24,8 @@ from placements.runtime.mesh import set_current_mesh
 from placements.runtime.state import suspended
 from placements.runtime.tags import declarations
 from placements.testing.draw.arguments import Argument
-from placements.testing.draw.numbers import numbers, seeded
 from placements.testing.draw.parameter_sizes import ParameterSizes, parameter_sizes
+from placements.testing.draw.whole_numbers import numbers, seeded
 from placements.types.axis import AxisType, R, Shard
 from placements.types.text import as_axis_type
 from spmd_moe.cli.forward_hints import (

@@ -204,6 +204,7 @@ def assert_equals_one_device(
     found = {"y": y, "d_x": d_x, **gradients}
     wanted = {"y": expected.y, "d_x": expected.d_x, **expected.gradients}
     for name, value in wanted.items():
+        # Terms of size one cancel where one expert gets each token: its gate is one.
         # An element is no larger than the unit, so this allows at most `rtol` units.
-        unit = max(largest(value), 1e-3)
+        unit = max(largest(value), 0.05)
         check_value(name, found[name], value, unit=unit, tolerance=rtol / 2)

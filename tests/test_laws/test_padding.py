@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from placements.checker.lookup import KNOWN
 from placements.inference.ops import OPS
 from placements.testing.cases import call_names
-from placements.testing.laws.padding import PaddedCall, check_padding, padded_calls
+from placements.testing.laws.padding_ignored import PaddedCall, check_padding, padded_calls
 
 # Without tensors among their arguments, or with rows that they all look along.
 NEVER = frozenset(

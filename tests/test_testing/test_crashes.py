@@ -32,8 +32,8 @@ from placements.testing import RankFailure, assert_spmd_equivalent, check_spmd_c
 from placements.testing.cases.table import calls
 from placements.testing.compare.case import refusal
 from placements.testing.laws.kept_numbers import is_kept
-from placements.testing.laws.losses import check_loss
-from placements.testing.laws.padding import check_padding, padded_calls
+from placements.testing.laws.loss_types import check_loss
+from placements.testing.laws.padding_ignored import check_padding, padded_calls
 from placements.testing.laws.placed_calls import placed_calls
 from placements.testing.laws.sound import check_sound
 from placements.testing.ranks.crashes import CheckerCrash, check_judged

@@ -5,8 +5,8 @@ fails the laws. Builders know shapes and values, and nothing of types or ranks.
 """
 
 from placements.testing.cases.build import Builder as Builder
-from placements.testing.cases.build import Call as Call
 from placements.testing.cases.build import Given as Given
+from placements.testing.cases.build import OpCall as OpCall
 from placements.testing.cases.table import CASES as CASES
 from placements.testing.cases.table import NOT_CALLED as NOT_CALLED
 from placements.testing.cases.table import call_names as call_names

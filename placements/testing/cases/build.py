@@ -51,7 +51,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """One call: `run(*operands)`; `reference(*globals, shape)` if it is not the same."""
 
     name: str
@@ -131,7 +131,7 @@ class Builder:
         reference: Function | None = None,
         drawn: bool = False,
         **kwargs: Any,
-    ) -> Call:
+    ) -> OpCall:
         """The call with these arguments after the operands; `run` if it is another."""
         fn = self.fn
 
@@ -140,7 +140,7 @@ class Builder:
 
         names = [f"x{k}" for k in range(len(self.operands))]
         said = [*names, *map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
-        return Call(
+        return OpCall(
             self.name, tuple(self.operands), run or default,
             f"{self.name}({', '.join(said)})", reference, drawn,
         )  # fmt: skip

@@ -11,9 +11,9 @@ from placements.testing.cases import elementwise as e
 from placements.testing.cases import indexing as i
 from placements.testing.cases import products as p
 from placements.testing.cases import views as v
-from placements.testing.cases.build import Builder, Call, function_of, is_callable
+from placements.testing.cases.build import Builder, OpCall, function_of, is_callable
 
-BY_BUILDER: dict[Callable[[Builder], Call], str] = {
+BY_BUILDER: dict[Callable[[Builder], OpCall], str] = {
     e.unary: "abs absolute acos acosh asin asinh atan atanh ceil celu cos cosh elu erf "
     "erfc erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isfinite "
     "isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not "
@@ -121,7 +121,7 @@ NOT_CALLED: dict[str, str] = {
     ),
 }
 
-CASES: dict[str, Callable[[Builder], Call]] = {
+CASES: dict[str, Callable[[Builder], OpCall]] = {
     name: builder for builder, names in BY_BUILDER.items() for name in names.split()
 }
 
@@ -140,7 +140,9 @@ def call_names() -> list[str]:
 
 
 @st.composite
-def calls(draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)) -> Call:
+def calls(
+    draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)
+) -> OpCall:
     """Calls of one op by its name in the table (or its in-place form).
 
     `sizes`: of dims, the simplest first.

@@ -26,7 +26,7 @@ from placements.testing.compare.adjoint_arguments import (
     parts_of,
     taken_by_name,
 )
-from placements.testing.draw.numbers import seeded
+from placements.testing.draw.whole_numbers import seeded
 from placements.testing.ranks.run import device_mesh, run_ranks
 from placements.types.axis import Partial, TypesLike, Varying, dual
 from placements.types.meaning import join, split

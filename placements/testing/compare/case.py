@@ -26,8 +26,8 @@ from placements.testing.compare.one_device import (
     tolerance_of,
 )
 from placements.testing.draw.arguments import checked_type
-from placements.testing.draw.numbers import nonzero_numbers, seeded
 from placements.testing.draw.placed import join_ranks, part_of
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.ranks.crashes import own_error
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.run import device_mesh, run_ranks
@@ -37,7 +37,7 @@ from placements.types.meaning import split
 from placements.types.mesh import Mesh, as_mesh
 from placements.types.tensor import TensorType, make
 
-Placed = tuple[Tensor, TypesLike]
+TypedValue = tuple[Tensor, TypesLike]
 
 # The note on an error of the reference, which is the user's.
 OF_REFERENCE = "raised by the reference"
@@ -46,7 +46,7 @@ OF_REFERENCE = "raised by the reference"
 def check_spmd_case(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
-    inputs: Mapping[str, Placed],
+    inputs: Mapping[str, TypedValue],
     *,
     mesh: Mapping[str, int],
     seed: int = 0,
@@ -64,14 +64,16 @@ def check_spmd_case(
 def refusal(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
-    inputs: Mapping[str, Placed],
+    inputs: Mapping[str, TypedValue],
     *,
     mesh: Mapping[str, int],
     seed: int = 0,
 ) -> PlacementError | None:
     """`check_spmd_case`, but what the checker says; None if it accepts."""
     sizes = Mesh(mesh)
-    given = {name: _input(fn, name, placed, sizes) for name, placed in inputs.items()}
+    given = {
+        name: _global_input(fn, name, placed, sizes) for name, placed in inputs.items()
+    }
     stopped, ranks, failure = _on_ranks(_one_rank, fn, given, sizes, seed)
 
     def plainly() -> None:
@@ -94,12 +96,12 @@ def refusal(
 
 
 def _on_ranks(
-    program: "Callable[[Callable[..., Any], dict[str, _Input], int], _Rank | None]",
+    program: "Callable[[Callable[..., Any], dict[str, _GlobalInput], int], Any]",
     fn: Callable[..., Any],
-    given: "Mapping[str, _Input]",
+    given: "Mapping[str, _GlobalInput]",
     mesh: Mesh,
     seed: int,
-) -> "tuple[list[Exception], list[_Rank | None], RankFailure | None]":
+) -> "tuple[list[Exception], list[_RankRun | None], RankFailure | None]":
     """What stopped ranks, what the ranks computed, and how they failed as a whole.
 
     A refusal, and a RuntimeError (shapes that do not fit on a rank; elsewhere that may be
@@ -110,7 +112,9 @@ def _on_ranks(
     # when others, that wait for it, fail.
     stopped: list[Exception] = []
 
-    def on_rank(fn: Callable[..., Any], given: "dict[str, _Input]") -> "_Rank | None":
+    def on_rank(
+        fn: Callable[..., Any], given: "dict[str, _GlobalInput]"
+    ) -> "_RankRun | None":
         try:
             return program(fn, given, seed)
         except (PlacementError, RuntimeError) as error:
@@ -126,8 +130,8 @@ def _on_ranks(
 
 def _check_against(
     reference: Callable[..., Any],
-    done: "Sequence[_Rank]",
-    given: "Mapping[str, _Input]",
+    done: "Sequence[_RankRun]",
+    given: "Mapping[str, _GlobalInput]",
     sizes: Mesh,
     seed: int,
 ) -> None:
@@ -186,7 +190,7 @@ def _check_structure(found: tuple[Any, list[Any]], wanted: _Results) -> None:
 
 
 @dataclass(frozen=True)
-class _Input:
+class _GlobalInput:
     """A global value, its types with the extents of all cuts, and each rank's shape."""
 
     value: Tensor
@@ -195,7 +199,9 @@ class _Input:
     wants_gradient: bool
 
 
-def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input:
+def _global_input(
+    fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh
+) -> _GlobalInput:
     """ValueError for what is no global value with a type that fits it."""
     what = f"input {name!r}"
     pair: list[Any] = list(placed) if isinstance(cast(object, placed), tuple) else []
@@ -215,7 +221,7 @@ def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input
         raise ValueError(f"{what}: {error}") from None
     buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
     wants_gradient = value.is_floating_point() and name not in buffers
-    return _Input(value.detach(), types, shapes, wants_gradient)
+    return _GlobalInput(value.detach(), types, shapes, wants_gradient)
 
 
 def _with_totals(
@@ -237,7 +243,7 @@ def _with_totals(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Local:
     """A tensor on one rank, and its type there without the rank's own mesh."""
 
     value: Tensor
@@ -245,13 +251,15 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankRun:
     results: tuple[Any, list[Any]]
-    outputs: list[_Held]
-    gradients: dict[str, _Held]
+    outputs: list[_Local]
+    gradients: dict[str, _Local]
 
 
-def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _Rank:
+def _one_rank(
+    fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int
+) -> _RankRun:
     """What this rank computes under the checker, and its gradients."""
     held: dict[str, Tensor] = {}
     with set_current_mesh(device_mesh()):
@@ -261,18 +269,18 @@ def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _R
             results = _Results(_called(fn, held))
             types = [type_of(y) for y in results.tensors]
         typed = list(zip(results.tensors, types, strict=True))
-        outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
+        outputs = [_Local(y.detach(), dict(t if t is not None else {})) for y, t in typed]
         seeds = [
             _seed(y, t, seed, k) if y.requires_grad else y for k, (y, t) in enumerate(typed)
         ]
-        found: dict[str, _Held] = {}
+        found: dict[str, _Local] = {}
         for name, gradient in _gradients(results.tensors, seeds, held).items():
             t = type_of(held[name])
-            found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
-    return _Rank(results.without_values(), outputs, found)
+            found[name] = _Local(gradient, dict(t.dual() if t is not None else {}))
+    return _RankRun(results.without_values(), outputs, found)
 
 
-def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> None:
+def _plain_rank(fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int) -> None:
     """The same without the checker: does the program raise by itself?"""
     with set_current_mesh(device_mesh()):
         held = {name: _declared(name, one, seed) for name, one in given.items()}
@@ -280,7 +288,7 @@ def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> 
         _gradients(results, [torch.ones_like(y) for y in results], held)
 
 
-def _declared(name: str, one: _Input, seed: int) -> Tensor:
+def _declared(name: str, one: _GlobalInput, seed: int) -> Tensor:
     mesh = as_mesh(device_mesh())
     with unseen():
         t = declared(mesh, one.types, one.shapes[dist.get_rank()])
@@ -322,7 +330,7 @@ def _cotangent(y: Tensor, shape: Sequence[int], seed: int, k: int) -> Tensor:
     return nonzero_numbers(shape, seeded(seed, "w", k), y.dtype)
 
 
-def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> None:
+def _compare(held: Sequence[_Local], wanted: Tensor, mesh: Mesh, what: str) -> None:
     types = [
         make(mesh.seen_from(place), one.types)
         for place, one in zip(mesh.coordinates(), held, strict=True)

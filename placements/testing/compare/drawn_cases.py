@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from placements.annotations.on import Variable
-from placements.testing.compare.case import Placed
+from placements.testing.compare.case import TypedValue
 from placements.testing.draw.arguments import Argument, axes_of, checked_type, declared_in
 from placements.testing.draw.parameter_sizes import (
     ParameterSizes,
@@ -40,7 +40,7 @@ class Case:
     """
 
     mesh: dict[str, int]
-    inputs: dict[str, Placed]
+    inputs: dict[str, TypedValue]
     seed: int
     state: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ class _OnMesh:
     """A mesh, what a module holds there, and how annotated dims of that are cut."""
 
     sizes: dict[str, int]
-    state: dict[str, Placed]
+    state: dict[str, TypedValue]
     cuts: "dict[_CutKey, AxisType]"
 
 
@@ -125,7 +125,7 @@ _CutKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Drawing:
+class CaseSpace:
     """All that cases are drawn from."""
 
     arguments: Sequence[Argument]
@@ -140,7 +140,7 @@ class Drawing:
         return [R, I, *summed, *map(Shard, range(min(len(a.dims) for a in users)))]
 
 
-def drawing_of(
+def case_space(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
     arguments: list[Argument],
@@ -148,11 +148,11 @@ def drawing_of(
     values: Mapping[str, Values],
     max_ranks: int,
     max_size: int,
-) -> Drawing:
+) -> CaseSpace:
     """ValueError if nothing can be drawn so."""
     held = _held(fn, reference, arguments)
     of_parameters = parameter_sizes(fn, {n: h[0].shape for n, h in held.items()})
-    return Drawing(
+    return CaseSpace(
         arguments,
         _meshes(fn, held, arguments, max_ranks),
         _sizes(arguments, sizes, max_size, of_parameters),
@@ -162,7 +162,7 @@ def drawing_of(
 
 def _meshes(
     fn: Callable[..., Any],
-    held: Mapping[str, Placed],
+    held: Mapping[str, TypedValue],
     arguments: list[Argument],
     max_ranks: int,
 ) -> list[_OnMesh]:
@@ -192,7 +192,7 @@ def _meshes(
 
 def _held(
     fn: Callable[..., Any], reference: Callable[..., Any], arguments: Sequence[Argument]
-) -> dict[str, Placed]:
+) -> dict[str, TypedValue]:
     """The reference's parameters and buffers, with what the module declares of them."""
     if not isinstance(fn, nn.Module):
         return {}
@@ -223,7 +223,9 @@ def _held(
     }
 
 
-def _placed(name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]) -> Placed:
+def _placed(
+    name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]
+) -> TypedValue:
     """A parameter; a Shard without an extent is cut evenly, as `declare` reads it."""
     rows: dict[int, int | None] = dict(enumerate(value.shape))
     types: dict[str, AxisType] = {}
@@ -246,7 +248,7 @@ def _placed(name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]) 
 
 
 def _cuts(
-    state: Mapping[str, Placed], dims: Mapping[str, Sequence[str]]
+    state: Mapping[str, TypedValue], dims: Mapping[str, Sequence[str]]
 ) -> dict[_CutKey, AxisType]:
     """How the annotated dims of a module's own parameters are cut."""
     cuts: dict[_CutKey, AxisType] = {}
@@ -308,19 +310,19 @@ def _values(
 
 
 @st.composite
-def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
-    mesh = draw(st.sampled_from(drawing.meshes))
+def cases(draw: st.DrawFn, space: CaseSpace) -> Case:
+    mesh = draw(st.sampled_from(space.meshes))
     dims: dict[str, int] = {}
     bound: dict[Variable, AxisType] = {}
     cuts = dict(mesh.cuts)
     seed = draw(st.integers(0, 2**16))
-    inputs: dict[str, Placed] = {}
-    for argument in drawing.arguments:
+    inputs: dict[str, TypedValue] = {}
+    for argument in space.arguments:
         if argument.optional and draw(st.booleans()):
             continue
         for dim in argument.dims:
             if dim not in dims:
-                options = drawing.sizes.get(dim) or [int(dim)]
+                options = space.sizes.get(dim) or [int(dim)]
                 dims[dim] = draw(st.sampled_from(options))
         shape = tuple(dims[dim] for dim in argument.dims)
         types: dict[str, AxisType] = {}
@@ -329,13 +331,13 @@ def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
             pattern = argument.on.get(axis, R)
             if isinstance(pattern, Variable):
                 if pattern not in bound:
-                    bound[pattern] = draw(st.sampled_from(drawing.options(pattern)))
+                    bound[pattern] = draw(st.sampled_from(space.options(pattern)))
                 pattern = bound[pattern]
             types[axis] = _cut(
                 draw, pattern, shape, mesh.sizes[axis], types, argument, axis, cuts
             )
-        inputs[argument.name] = _drawn(argument, shape, seed, drawing.values), types
-    given = frozenset(drawing.values)
+        inputs[argument.name] = _drawn(argument, shape, seed, space.values), types
+    given = frozenset(space.values)
     return Case(mesh.sizes, {**inputs, **mesh.state}, seed, frozenset(mesh.state), given)
 
 

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 
 from placements.runtime.errors import PlacementError
 from placements.testing.compare.case import OF_REFERENCE, refusal
-from placements.testing.compare.drawn_cases import Case, Values, cases, drawing_of
+from placements.testing.compare.drawn_cases import Case, Values, case_space, cases
 from placements.testing.draw.arguments import Argument, arguments_of
 from placements.testing.ranks.crashes import CheckerCrash, crash_of
 from placements.testing.ranks.failures import RankFailure
@@ -51,16 +51,16 @@ def assert_spmd_equivalent(
             raise ValueError(
                 f"argument {argument.name!r} is positional-only, and would be given by name"
             )
-    drawing = drawing_of(
+    space = case_space(
         fn, reference, arguments, sizes or {}, values or {}, max_ranks, max_size
     )
-    tally = _Tally()
+    tally = _Counts()
 
     @settings(
         max_examples=count, phases=[Phase.generate, Phase.shrink], deadline=None,
         report_multiple_bugs=False,
     )  # fmt: skip
-    @given(cases(drawing))
+    @given(cases(space))
     def law(case: Case) -> None:
         try:
             refused = refusal(fn, reference, case.inputs, mesh=case.mesh, seed=case.seed)
@@ -69,7 +69,7 @@ def assert_spmd_equivalent(
         tally.add(case, refused)
 
     law()
-    tally.check(list(drawing.meshes[0].sizes))
+    tally.check(list(space.meshes[0].sizes))
 
 
 def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Exception:
@@ -98,7 +98,7 @@ def _advice(error: Exception, arguments: Sequence[Argument]) -> str:
 
 
 @dataclass
-class _Tally:
+class _Counts:
     """What was tried, and what it showed."""
 
     tried: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from placements.annotations.checks import is_array
 
 # The sizes that parameters give to one letter, by the name of the parameter.
-Said = dict[str, int]
+SizesByName = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ParameterSizes:
     silent.
     """
 
-    own: dict[str, Said] = field(default_factory=dict[str, Said])
-    inside: dict[str, Said] = field(default_factory=dict[str, Said])
+    own: dict[str, SizesByName] = field(default_factory=dict[str, SizesByName])
+    inside: dict[str, SizesByName] = field(default_factory=dict[str, SizesByName])
 
     def of(self, letter: str) -> int | None:
         """The size of a letter; None if no parameter names it; ValueError if several."""

@@ -23,7 +23,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class CutPattern:
     """A way to cut a dim of any size: like torch.chunk, by weights, in blocks, zig-zag.
 
     `weights` by rank; none is like torch.chunk. `blocks` > 1: so many blocks, each cut
@@ -48,23 +48,23 @@ class Pattern:
         return Ragged(*(e - s for s, e in zip(starts, ends, strict=True))).over(ranks)
 
 
-CHUNKS = Pattern()
-ZIGZAG = Pattern(zigzag=True)
+CHUNKS = CutPattern()
+ZIGZAG = CutPattern(zigzag=True)
 
 
 @dataclass(frozen=True)
-class Cut:
+class UnsizedShard:
     """A dim is cut: a Shard before the size of the dim is known."""
 
     dim: int
-    pattern: Pattern = CHUNKS
+    pattern: CutPattern = CHUNKS
 
 
 @dataclass(frozen=True)
-class Layout:
+class UnsizedType:
     """What a tensor is on each axis; cuts of one dim from the outermost."""
 
-    axes: Mapping[str, AxisType | Cut]
+    axes: Mapping[str, AxisType | UnsizedShard]
 
     def types(self, mesh: Mesh, shape: Sequence[int]) -> list[TensorType]:
         """The type on every rank of a tensor of that global shape."""
@@ -74,7 +74,7 @@ class Layout:
         rows = list(shape)
         types: dict[str, AxisType] = {}
         for axis, t in self.axes.items():
-            if isinstance(t, Cut):
+            if isinstance(t, UnsizedShard):
                 extent = t.pattern.extent(rows[t.dim], mesh.sizes[axis])
                 rows[t.dim] = extent.local_size(mesh.coordinate[axis])
                 types[axis] = Shard(t.dim, extent)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from placements.testing.compare.one_device import check_value, gradients
-from placements.testing.draw.numbers import nonzero_numbers, seeded
 from placements.testing.draw.placed import Place, join_ranks, on_axes, places, split_ranks
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.laws.placed_calls import PlacedCall
 from placements.types.index import Index
 from placements.types.mesh import Mesh

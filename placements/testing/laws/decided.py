@@ -17,11 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from placements.inference.terms import Refusal
 from placements.runtime.errors import PlacementError
-from placements.testing.cases import Call
+from placements.testing.cases import OpCall
 from placements.testing.cases.build import is_in_place
 from placements.testing.laws.comparison import Comparison, RankResult, Tally, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
-from placements.testing.laws.sound import check_results, run_ranks
+from placements.testing.laws.sound import check_results, run_each_rank
 from placements.testing.strategies import seeded
 from placements.types.axis import AxisType, I, P, R, Shard
 from placements.types.extents import Even, Ragged
@@ -44,7 +44,7 @@ STRICT: dict[str, frozenset[int]] = {
 }
 
 
-def combinations(call: Call, most: int) -> list[tuple[AxisType, ...]]:
+def combinations(call: OpCall, most: int) -> list[tuple[AxisType, ...]]:
     """The types of all operands: every combination, or so many drawn ones."""
     single: dict[str, AxisType] = {"R": R, "I": I, "P": P}
     options: list[list[AxisType]] = []
@@ -61,7 +61,7 @@ def combinations(call: Call, most: int) -> list[tuple[AxisType, ...]]:
     return [every[int(k)] for k in order[:most]]
 
 
-def check_decided(call: Call, *, most: int = 24) -> None:
+def check_decided(call: OpCall, *, most: int = 24) -> None:
     """AssertionError if a combination is accepted wrongly, or refused without need.
 
     Of many combinations `most` are tried.
@@ -72,12 +72,12 @@ def check_decided(call: Call, *, most: int = 24) -> None:
         check_combination(call, types)
 
 
-def check_combination(call: Call, types: Sequence[AxisType]) -> None:
+def check_combination(call: OpCall, types: Sequence[AxisType]) -> None:
     """As `check_decided`, of one combination of the operands' types."""
     placed = PlacedCall(call, MESH, _placed(call, types), 0, False, ())
     try:
         held = _held(placed)
-        ranks, error = run_ranks(placed, held)
+        ranks, error = run_each_rank(placed, held)
         if error is None:
             check_results(placed, held, ranks, Tally())
         elif isinstance(error, PlacementError) and not _is_policy(call, types, error):
@@ -98,14 +98,14 @@ def _check_refuted(placed: PlacedCall) -> None:
     raise AssertionError(f"{placed!r} is refused, yet it is right as {left}")
 
 
-def _is_policy(call: Call, types: Sequence[AxisType], error: PlacementError) -> bool:
+def _is_policy(call: OpCall, types: Sequence[AxisType], error: PlacementError) -> bool:
     if any(types[k] in (P, I) for k in STRICT.get(call.name, ()) if k < len(types)):
         return True
     refusal = error.__context__
     return isinstance(refusal, Refusal) and refusal.kind == "policy"
 
 
-def _placed(call: Call, types: Sequence[AxisType]) -> list[list[TensorType]]:
+def _placed(call: OpCall, types: Sequence[AxisType]) -> list[list[TensorType]]:
     """By operand, by rank; an index counts the rows that it can address."""
     places = [MESH.seen_from(place) for place in MESH.coordinates()]
     placed = [[make(seen, {AXIS: t}) for seen in places] for t in types]

@@ -22,7 +22,7 @@ from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
 from placements.runtime.ledger import Entry, ledger
 from placements.runtime.mesh import set_current_mesh
-from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.draw.whole_numbers import numbers, seeded
 from placements.testing.laws.short_programs import programs, run_program
 from placements.testing.programs import Input, Program
 from placements.testing.ranks.crashes import check_judged
@@ -107,7 +107,7 @@ def _in_short(entries: list[Entry]) -> Sent:
 
 
 FILE = "drawn.py"
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MUTATIONS = (
     "skips", "other kind", "other axis", "other split sizes", "other dtype",
     "returns early", "raises", "skips backward",
@@ -173,7 +173,7 @@ class Mutant:
             case "skips":
                 return "y = wider(y)"
             case "other kind":
-                other = KINDS[(KINDS.index(kind) + 1) % len(KINDS)]
+                other = COLLECTIVES[(COLLECTIVES.index(kind) + 1) % len(COLLECTIVES)]
                 return self._call(self.victim, other, axis)
             case "other axis":
                 other = next(a for a in self.mesh.sizes if a != axis)
@@ -205,7 +205,7 @@ def mutants(draw: st.DrawFn, *, mutation: str, max_calls: int = 4) -> Mutant:
     wide = [Mesh({"dp": 2, "tp": 2}), Mesh({"dp": 2, "tp": 3})]
     narrow = [] if mutation == "other axis" else [Mesh({"tp": 2}), Mesh({"tp": 3})]
     mesh = draw(st.sampled_from([*narrow, *wide]))
-    one = st.tuples(st.sampled_from(KINDS), st.sampled_from(list(mesh.sizes)))
+    one = st.tuples(st.sampled_from(COLLECTIVES), st.sampled_from(list(mesh.sizes)))
     calls = draw(st.lists(one, min_size=1, max_size=max_calls))
     at = draw(st.integers(0, len(calls) - 1))
     if mutation == "other split sizes":

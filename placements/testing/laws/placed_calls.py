@@ -10,15 +10,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.testing.cases import Call, Given, calls
+from placements.testing.cases import Given, OpCall, calls
 from placements.testing.draw.placed import Place, on_axes, places, split_ranks
 from placements.testing.strategies import (
-    layouts,
     likely_types,
     meshes,
     numbers,
     seeded,
     seeds,
+    unsized_types,
 )
 from placements.types.index import Index
 from placements.types.mesh import Mesh
@@ -33,7 +33,7 @@ class InvalidCallError(Exception):
 class PlacedCall:
     """A call, and what every rank holds of its operands."""
 
-    call: Call
+    call: OpCall
     mesh: Mesh
     types: Sequence[Sequence[TensorType]]  # by operand, by rank
     seed: int
@@ -88,7 +88,7 @@ class PlacedCall:
         return held
 
 
-def _global_value(given: Given, call: Call, generator: torch.Generator) -> Tensor:
+def _global_value(given: Given, call: OpCall, generator: torch.Generator) -> Tensor:
     if given.rows_of is not None:
         target, dim = given.rows_of
         return _rows(given.shape, call.operands[target].shape[dim], given, generator)
@@ -130,7 +130,9 @@ def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
     types: list[list[TensorType]] = []
     for given in call.operands:
         layout = draw(
-            layouts(mesh=mesh, ndim=len(given.shape), letters=given.letters, likely=likely)
+            unsized_types(
+                mesh=mesh, ndim=len(given.shape), letters=given.letters, likely=likely
+            )
         )
         types.append(layout.types(mesh, given.shape))
     for k, given in enumerate(call.operands):
@@ -146,7 +148,7 @@ def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
 @st.composite
 def _with_domain(
     draw: st.DrawFn,
-    call: Call,
+    call: OpCall,
     given: Given,
     types: Sequence[TensorType],
     target: Sequence[TensorType],

@@ -15,9 +15,9 @@ from placements.annotations.declarations import type_of
 from placements.collectives import redistribute
 from placements.runtime.mesh import current_mesh
 from placements.testing.compare.case import check_spmd_case
-from placements.testing.draw.numbers import numbers, seeded
+from placements.testing.draw.whole_numbers import numbers, seeded
 from placements.testing.programs import FLOAT, Form, Input, Program, Statement
-from placements.testing.strategies import layouts, likely_types, meshes
+from placements.testing.strategies import likely_types, meshes, unsized_types
 from placements.types.axis import AxisType, I, P, R, Shard
 from placements.types.mesh import Mesh
 
@@ -70,7 +70,7 @@ def programs(draw: st.DrawFn, *, max_statements: int = 5, max_ranks: int = 4) ->
     likely = draw(likely_types(mesh=mesh))
     inputs: list[Input] = []
     for _ in range(draw(st.integers(1, 3))):
-        layout = draw(layouts(mesh=mesh, ndim=2, letters="RSPI", likely=likely))
+        layout = draw(unsized_types(mesh=mesh, ndim=2, letters="RSPI", likely=likely))
         first = layout.types(mesh, shape)[0]
         # Inner cuts are left open: they are like torch.chunk of each outer piece.
         types = {

@@ -48,7 +48,7 @@ def check_sound(placed: PlacedCall, tally: Tally | None = None) -> bool:
         held = placed.locals()
     except InvalidCallError:
         return False
-    ranks, error = run_ranks(placed, held)
+    ranks, error = run_each_rank(placed, held)
     if error is not None:
         return False
     check_results(placed, held, ranks, tally)
@@ -73,7 +73,7 @@ def check_results(
         raise AssertionError(f"{placed!r}: {error}; {ranks[0].types}") from error
 
 
-def run_ranks(
+def run_each_rank(
     placed: PlacedCall, held: Sequence[Sequence[Tensor]]
 ) -> tuple[list[RankResult], Exception | None]:
     """Run the call on every rank, up to the first that refuses, or where torch does.

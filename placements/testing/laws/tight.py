@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
-from placements.testing.draw.numbers import nonzero_numbers, seeded
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 
 SIZE = 4
 RANKS = 2
 
 # What a result may be. Varying says nothing, so it is never wrong; what must not be
 # forgotten is another law (`precise`).
-LETTERS = "RIPS"
+RESULT_LETTERS = "RIPS"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _run(cell: Cell, operands: Sequence[Tensor]) -> Tensor:
 
 def is_refuted(cell: Cell, *, tries: int = 20) -> bool:
     """Whether every result type is wrong for some drawn values of these operands."""
-    possible = set(LETTERS)
+    possible = set(RESULT_LETTERS)
     for seed in range(tries):
         possible &= right_types(cell, seed)
         if not possible:
@@ -90,7 +90,7 @@ def right_types(cell: Cell, seed: int) -> set[str]:
     cotangent = nonzero_numbers(wanted.shape, generator)
     expected = torch.autograd.grad(wanted, wholes, cotangent)
     right: set[str] = set()
-    for letter in LETTERS:
+    for letter in RESULT_LETTERS:
         joined = _joined([r.detach() for r in results], letter)
         if joined is None or not _equal(joined, wanted.detach()):
             continue

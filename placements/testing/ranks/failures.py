@@ -60,10 +60,10 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
         self.__cause__ = cause
 
 
-Line = tuple[str, int]
+SourceLine = tuple[str, int]
 
 
-def _distance(line: Line) -> int:
+def _distance(line: SourceLine) -> int:
     """How far a line is from what the reader wrote; 0 is user code."""
     filename = line[0]
     if filename.startswith(_TESTING):
@@ -75,9 +75,9 @@ def _distance(line: Line) -> int:
     return 3 if filename.startswith(_STANDARD) else 0
 
 
-def innermost_line(lines: Iterable[Line]) -> Line:
+def innermost_line(lines: Iterable[SourceLine]) -> SourceLine:
     """The innermost line of user code; without any, the nearest thing to it."""
-    found: Line | None = None
+    found: SourceLine | None = None
     for line in lines:
         if found is None or _distance(line) < _distance(found):
             found = line
@@ -86,17 +86,17 @@ def innermost_line(lines: Iterable[Line]) -> Line:
     return found or ("unknown", 0)
 
 
-def shown_line(line: Line) -> str:
+def shown_line(line: SourceLine) -> str:
     return f"{line[0].removeprefix(os.getcwd() + os.sep)}:{line[1]}"
 
 
-def lines_of(frame: FrameType | None) -> Iterable[Line]:
+def lines_of(frame: FrameType | None) -> Iterable[SourceLine]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
 
 
-def user_line() -> Line:
+def user_line() -> SourceLine:
     """The file and line of the innermost caller that is user code."""
     return innermost_line(lines_of(inspect.currentframe()))
 

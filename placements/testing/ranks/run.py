@@ -34,7 +34,7 @@ from placements.testing.ranks.backend import SimGroup
 from placements.testing.ranks.calls import Simulation
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.processes import run_on_processes
-from placements.testing.ranks.scheduler import Lockstep
+from placements.testing.ranks.scheduler import Scheduler
 from placements.testing.ranks.store import SimStore
 
 _mesh_module = cast(Any, mesh_module)
@@ -208,8 +208,8 @@ class _SimulatedWorld:
     """A pool of threads whose torch.distributed state is set up and reused."""
 
     def __init__(self, size: int) -> None:
-        self.lockstep = Lockstep(size)
-        self.simulation = Simulation(self.lockstep)
+        self.scheduler = Scheduler(size)
+        self.simulation = Simulation(self.scheduler)
         self.worlds: list[_World] = []
         self.ready = False
 
@@ -220,13 +220,13 @@ class _SimulatedWorld:
         timeout: float,
     ) -> list[T]:
         _torch.require("simulating")
-        copies = [_copied(args) for _ in range(self.lockstep.size)]
+        copies = [_copied(args) for _ in range(self.scheduler.size)]
         with _state_per_thread():
             if not self.ready:
                 self.simulation.clear()
-                self.worlds = self.lockstep.run(self._set_up)
+                self.worlds = self.scheduler.run(self._set_up)
             self.ready = False
-            results = self.lockstep.run(lambda rank: task(copies[rank]), timeout)
+            results = self.scheduler.run(lambda rank: task(copies[rank]), timeout)
             unmatched = self.simulation.unmatched()
             if unmatched:
                 pending = [["returned"] for _ in self.worlds]
@@ -246,7 +246,7 @@ class _SimulatedWorld:
         _torch.unregister_groups()
         _torch.forget_meshes_in_dtensor()
         _here.world, _here.meshes, _here.simulation = _World(), {}, self.simulation
-        size = self.lockstep.size
+        size = self.scheduler.size
         _here.store = SimStore(self.simulation, rank)
         dist.init_process_group("sim", store=_here.store, rank=rank, world_size=size)
         return _here.world
@@ -329,7 +329,7 @@ _lock = threading.Lock()
 
 def _simulated(size: int) -> _SimulatedWorld:
     key = (os.getpid(), size)
-    if key not in _pools or not _pools[key].lockstep.usable:
+    if key not in _pools or not _pools[key].scheduler.usable:
         _pools[key] = _SimulatedWorld(size)
     return _pools[key]
 
@@ -338,7 +338,7 @@ def _simulated(size: int) -> _SimulatedWorld:
 def _close_pools() -> None:
     for (process, _), pool in _pools.items():
         if process == os.getpid():
-            pool.lockstep.close()
+            pool.scheduler.close()
     _pools.clear()
 
 

@@ -85,7 +85,7 @@ class _Rank:
         return f"runs at {shown_line(innermost_line(lines_of(frame)))}"
 
 
-class Lockstep:
+class Scheduler:
     """`size` persistent threads that run a task each, one at a time."""
 
     def __init__(self, size: int) -> None:

@@ -18,9 +18,9 @@ from placements.annotations.declarations import type_of
 from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
 from placements.runtime.tags import put
-from placements.testing.cases import Call, Given, calls
+from placements.testing.cases import Given, OpCall, calls
 from placements.testing.compare.one_device import check_value
-from placements.testing.draw.numbers import nonzero_numbers, seeded
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.laws.comparison import gradients_if_any, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
 from placements.testing.ranks.crashes import check_judged
@@ -36,7 +36,7 @@ ALONE = Mesh({})
 class PaddedCall:
     """A call, and the rows of padding of its operands."""
 
-    call: Call
+    call: OpCall
     pads: Sequence[tuple[Pads, ...]]  # by operand
     seed: int
 
