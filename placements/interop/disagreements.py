@@ -70,7 +70,7 @@ def disagreement(engine: Engine, judged: Judged) -> Disagreement | None:
 
 
 def agree(engine: Engine, ours: Verdict, theirs: Verdict) -> bool:
-    """Whether two verdicts are the same, in the words of the peer."""
+    """Return whether two verdicts are the same, in the words of the peer."""
     if ours.type is None or theirs.type is None:
         return not ours.accepted and not theirs.accepted
     said = engine.projected(ours.type)
@@ -78,7 +78,7 @@ def agree(engine: Engine, ours: Verdict, theirs: Verdict) -> bool:
 
 
 def explain(engine: Engine, found: Disagreement) -> Difference | None:
-    """The row of the table that a disagreement belongs to."""
+    """Return the row of the table that a disagreement belongs to."""
     return next((row for row in DIFFERENCES if _fits(engine, row, found)), None)
 
 
@@ -99,7 +99,7 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
 
 
 def _letters(statement: Statement) -> str:
-    """The letters of src and dst of a move; "same" for one cut and itself."""
+    """Return the letters of src and dst of a move; "same" for one cut and itself."""
     if statement.move is None:
         return ""
     _, _, src, dst = statement.move
@@ -107,7 +107,7 @@ def _letters(statement: Statement) -> str:
 
 
 def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
-    """Whether ours, asked about the edited operands, says what the peer said."""
+    """Return whether ours, asked about the edited operands, says what the peer said."""
     program, statement = found.judged.program, found.statement
     with Running(Ours(), program) as running:
         for earlier in program.statements[:-1]:
@@ -132,7 +132,7 @@ def _agree_after(engine: Engine, edit: str, found: Disagreement) -> bool:
 
 
 def _edited(edit: str, t: TensorType, statement: Statement) -> dict[str, AxisType]:
-    """An operand's type as the peer takes it."""
+    """Return an operand's type as the peer takes it."""
     if edit == table.NO_EXTENTS:
         return dict(t)
     types: dict[str, AxisType] = {axis: without_extent(one) for axis, one in t.items()}

@@ -58,7 +58,7 @@ class Engine(ABC):
     refusals: tuple[type[BaseException], ...]  # what it raises to refuse a program
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an error is a refusal; else the engine crashed.
+        """Return whether an error is a refusal; else the engine crashed.
 
         A refusal says something: an assertion without a word is about the engine.
         """
@@ -67,40 +67,40 @@ class Engine(ABC):
 
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
-        """A block in which every op is checked."""
+        """Return a block in which every op is checked."""
 
     def on_threads(self) -> AbstractContextManager[Any]:
-        """A block around ranks that are threads, each of which enters `checking`."""
+        """Return a block around ranks that are threads, each of which enters `checking`."""
         return nullcontext()
 
     def running(self, mesh: Mesh) -> AbstractContextManager[Any]:
-        """A block in which the same programs run, and nothing is checked."""
+        """Return a block in which the same programs run, and nothing is checked."""
         return quiet()
 
     def locally(self, body: Callable[[], Any], outs: Any) -> Any:
-        """The result of `body`, in which dims are not followed; `outs` is its type."""
+        """Return the result of `body`, where dims are not followed; `outs` is its type."""
         return body()
 
     @abstractmethod
     def declare(self, local: Tensor, t: TensorType) -> Any:
-        """A value of that type; ValueError if the engine cannot say it."""
+        """Return a value of that type; ValueError if the engine cannot say it."""
 
     @abstractmethod
     def type_of(self, value: Any, mesh: Mesh) -> TensorType:
-        """The type of a value, in our words; ValueError if it has none of ours."""
+        """Return the type of a value, in our words; ValueError if it has none of ours."""
 
     def says(self, t: AxisType) -> AxisType | None:
-        """Our type in the engine's words; None if it has no word for it."""
+        """Return our type in the engine's words; None if it has no word for it."""
         return t
 
     def projected(self, t: TensorType) -> TensorType | None:
-        """A type of ours as the engine would say it, if it can."""
+        """Return a type of ours as the engine would say it, if it can."""
         said = {axis: self.says(one) for axis, one in t.items()}
         complete = {axis: one for axis, one in said.items() if one is not None}
         return make(t.mesh, complete) if len(complete) == len(said) else None
 
     def can_declare(self, program: Program) -> bool:
-        """Whether the engine can say the types of the program's inputs."""
+        """Return whether the engine can say the types of the program's inputs."""
         mesh = program.mesh
         return all(self.projected(x.type_on(mesh)) is not None for x in program.inputs)
 
@@ -136,7 +136,7 @@ class Running:
         return verdict
 
     def ask(self, text: str, types: Mapping[int, Mapping[str, AxisType]]) -> Verdict:
-        """The verdict on a statement if some of the values had these types instead."""
+        """Return the verdict on a statement if some values had these types instead."""
         values = list(self.values)
         for k, given in types.items():
             with unseen():  # so that the copy has no type yet
@@ -161,7 +161,7 @@ class Running:
 
 
 def stand_in(x: Input, mesh: Mesh) -> Tensor:
-    """A local tensor for an input; types do not depend on what it holds."""
+    """Return a local tensor for an input; types do not depend on what it holds."""
     shape = x.local_shape(mesh)
     if x.kind == FLOAT:
         return torch.ones(shape, dtype=torch.float64, requires_grad=True)
@@ -169,7 +169,7 @@ def stand_in(x: Input, mesh: Mesh) -> Tensor:
 
 
 def run(engine: Engine, program: Program) -> list[Verdict]:
-    """The verdict on every statement up to the first that is refused."""
+    """Return the verdict on every statement up to the first that is refused."""
     verdicts: list[Verdict] = []
     with Running(engine, program) as running:
         for statement in program.statements:
@@ -180,7 +180,7 @@ def run(engine: Engine, program: Program) -> list[Verdict]:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line and without addresses or places."""
+    """Return what an exception says, in one line and without addresses or places."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     text = re.sub(r" at [\w./<>-]+:\d+", "", text)
     # The peer's name of a group depends on what the process made before.

@@ -16,7 +16,7 @@ ONE_AXIS, TWO_AXES = Mesh({"tp": 2}), Mesh({"dp": 2, "tp": 2})
 
 
 def one_statement_programs() -> Iterator[Program]:
-    """Every form and every call, for all types of the operands on one axis."""
+    """Yield every form and every call, for all types of the operands on one axis."""
     for form in FORMS:
         choices = [
             [

@@ -28,7 +28,7 @@ _of_thread = _OfThread()
 
 @contextmanager
 def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
-    """torch.distributed with the fake backend and so many ranks, until the block ends."""
+    """Start torch.distributed with the fake backend, until the block ends."""
     _torch.require("peers")
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
@@ -47,7 +47,7 @@ def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without warnings: those of the peers are not findings of ours."""
+    """Ignore warnings: those of the peers are not findings of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -55,7 +55,7 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def on_mesh(device_mesh: DeviceMesh) -> Generator[None]:
-    """Peers type-check on this mesh, of real or simulated ranks, in this thread."""
+    """Let peers type-check on this mesh, of real or simulated ranks, in this thread."""
     _of_thread.mesh = device_mesh
     try:
         yield
@@ -64,7 +64,7 @@ def on_mesh(device_mesh: DeviceMesh) -> Generator[None]:
 
 
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
-    """The mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
+    """Return the mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
     if _of_thread.mesh is not None:
         return _of_thread.mesh
     key = tuple(mesh.sizes.items())

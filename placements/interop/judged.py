@@ -59,7 +59,7 @@ class Judged:
 
 
 def judge(program: Program) -> Judged | None:
-    """What our checker says of a program; None if torch itself refuses a statement."""
+    """Return our verdicts on a program; None if torch itself refuses a statement."""
     verdicts: list[Verdict] = []
     with Running(Ours(), program) as running:
         for statement in program.statements:
@@ -74,7 +74,7 @@ def judge(program: Program) -> Judged | None:
 
 
 def draw_judged(choose: Choose) -> Judged:
-    """A program that our checker accepts up to its last statement."""
+    """Return a program that our checker accepts up to its last statement."""
     mesh: Mesh = choose(MESHES)
     program = Program(mesh, _choose_inputs(choose, mesh), ())
     kinds = [x.kind for x in program.inputs]
@@ -166,7 +166,7 @@ def _is_answer(
     values: Sequence[Tensor],
     types: Sequence[TensorType],
 ) -> bool:
-    """Whether a verdict is about types, not about shapes that fit nowhere.
+    """Return whether a verdict is about types, not about shapes that fit nowhere.
 
     CheckerCrash if our checker failed on what torch itself accepts.
     """
@@ -184,7 +184,7 @@ def _is_answer(
 def _torch_accepts(
     statement: Statement, values: Sequence[Tensor], types: Sequence[TensorType]
 ) -> bool:
-    """Whether shapes fit, as one rank holds them or as one device does."""
+    """Return whether shapes fit, as one rank holds them or as one device does."""
     held = [tuple(value.shape) for value in values]
     whole = [t.global_shape(shape) for t, shape in zip(types, held, strict=True)]
     return _runs(statement, held, values) or _runs(statement, whole, values)

@@ -81,7 +81,7 @@ def _compare(what: str, held: Sequence[Tensor], t: TensorType, wanted: Tensor) -
 def _drawn(
     program: Program, types: Sequence[TensorType], generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs, and all values on one device; none if torch refuses an index."""
+    """Return inputs, and all values on one device; none if torch refuses an index."""
     leaves: list[Tensor] = []
     for bound in (2, 1):  # an index may be too large for the dim that it meets
         leaves = [_leaf(x, program.mesh, generator, bound) for x in program.inputs]
@@ -102,7 +102,7 @@ def _leaf(x: Input, mesh: Mesh, generator: torch.Generator, bound: int) -> Tenso
 
 
 def _with(t: TensorType, axes: Sequence[str]) -> TensorType:
-    """The same type, Varying on these axes."""
+    """Return the same type, Varying on these axes."""
     return make(t.mesh, {axis: V if axis in axes else one for axis, one in t.items()})
 
 
@@ -115,7 +115,7 @@ def _pieces(
 
 
 def regrouped(value: Tensor, old: TensorType, new: TensorType) -> Tensor:
-    """The same local data under another type: `reinterpret`."""
+    """Return the same local data under another type: `reinterpret`."""
     return join(split(value, old, old.mesh), new, new.mesh)
 
 
@@ -155,7 +155,7 @@ def _moved(value: Tensor, old: TensorType, new: TensorType, statement: Statement
 
 
 def _outside(t: TensorType, forgotten: Sequence[str]) -> Iterator[str]:
-    """Axes that cut a dim outside of a cut that is forgotten: they are no cut any more."""
+    """Yield the axes that cut a dim outside of a forgotten cut, and so cut no more."""
     for axis in forgotten:
         cut = t[axis]
         if isinstance(cut, Shard):
@@ -209,7 +209,7 @@ def _unflattened(values: Sequence[Any], t: TensorType, statement: Statement) -> 
 def _on_ranks(
     program: Program, pieces: Sequence[Sequence[Tensor]], seeds: Sequence[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor | None]]]:
-    """All values and the gradients, by rank; no gradients where torch has none."""
+    """Return all values and the gradients, by rank; no gradients where torch has none."""
     mesh = program.mesh
     if not program.communicates:
         return [

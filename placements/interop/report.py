@@ -49,7 +49,7 @@ _ABOUT = {
 
 @dataclass
 class Survey:
-    """What all engines said of all cases."""
+    """What all engines said of all programs."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     found: dict[str, list[Disagreement]] = field(
@@ -59,12 +59,12 @@ class Survey:
 
 
 def peers() -> list[Engine]:
-    """The engines that are asked for a second opinion."""
+    """Return the engines that are asked for a second opinion."""
     return [SpmdTypes(local=True), SpmdTypes(local=False), DTensorEngine()]
 
 
 def survey() -> Survey:
-    """Ask everybody about every case; needs a `fake_world`."""
+    """Ask every engine about every program; needs a `fake_world`."""
     result = Survey()
     engines = peers()
     for program in all_programs():
@@ -87,7 +87,7 @@ def survey() -> Survey:
 
 
 def count_random(programs: int, seed: int) -> Counter[tuple[str, str]]:
-    """(engine, outcome) of drawn programs; an unknown disagreement raises."""
+    """Count outcomes of drawn programs by engine; an unknown disagreement raises."""
     generator = random.Random(seed)
     counts: Counter[tuple[str, str]] = Counter()
     for _ in range(programs):
@@ -105,7 +105,7 @@ def count_random(programs: int, seed: int) -> Counter[tuple[str, str]]:
 
 
 def markdown(result: Survey) -> str:
-    """The text of docs/differences.md; needs a `fake_world`."""
+    """Return the text of docs/differences.md; needs a `fake_world`."""
     if result.unknown:
         raise AssertionError(f"an unknown disagreement:\n{result.unknown[0]}")
     engines = peers()

@@ -52,7 +52,7 @@ def meshes(
     max_size: int = 4,
     max_ranks: int = 8,
 ) -> Mesh:
-    """Meshes of sizes alone, with axes named dp, tp, ep, cp."""
+    """Draw meshes of sizes alone, with axes named dp, tp, ep, cp."""
     _check_bounds("meshes(axes)", min_axes, max_axes, 1)
     _check_bounds("meshes(size)", 1, max_size, 1)
     _check_bounds("meshes(ranks)", 1, max_ranks, 1)
@@ -69,7 +69,7 @@ def meshes(
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_size: int = 0, max_size: int = 5
 ) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes; (1,) is the simplest."""
+    """Draw shapes; (1,) is the simplest."""
     _check_bounds("shapes(dims)", min_dims, max_dims)
     _check_bounds("shapes(size)", min_size, max_size)
     sizes = _simplest_first(range(min_size, max_size + 1), 1)
@@ -83,7 +83,7 @@ def _simplest_first(values: Sequence[int], simplest: int) -> st.SearchStrategy[i
 
 @st.composite
 def extents(draw: st.DrawFn, *, total: int, ranks: int) -> Extent:
-    """All ways to cut `total` rows over `ranks` ranks, bound to them."""
+    """Draw all ways to cut `total` rows over `ranks` ranks, bound to them."""
     _check_bounds("extents(total)", 0, total)
     _check_bounds("extents(ranks)", 1, ranks, 1)
     kinds: list[Callable[[], Extent]] = [lambda: Padded(total).over(ranks)]
@@ -113,13 +113,13 @@ def _sizes(draw: st.DrawFn, total: int, ranks: int) -> list[int]:
 
 
 def axis_types(*, ndim: int) -> st.SearchStrategy[AxisType]:
-    """R, I, V, P, and a Shard (without an extent) of each of `ndim` dims."""
+    """Draw R, I, V, P, or a Shard (without an extent) of one of `ndim` dims."""
     _check_bounds("axis_types(ndim)", 0, ndim)
     return st.sampled_from([R, I, V, P, *(Shard(d) for d in range(ndim))])
 
 
 def cut_patterns(*, ranks: int) -> st.SearchStrategy[CutPattern]:
-    """Ways to cut a dim of any size, like torch.chunk most of the time."""
+    """Draw ways to cut a dim of any size, like torch.chunk most of the time."""
     _check_bounds("cut_patterns(ranks)", 1, ranks, 1)
     weights = st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks).map(tuple)
     return st.one_of(
@@ -140,7 +140,7 @@ def unsized_types(
     letters: str = "RSPVI",
     likely: dict[str, AxisType | UnsizedShard] | None = None,
 ) -> UnsizedType:
-    """What a tensor of `ndim` dims is on each axis of `mesh`, cuts in either order.
+    """Draw what a tensor of `ndim` dims is on each axis of `mesh`, cuts in any order.
 
     `likely`: the same for all operands of an op, so that they often fit together.
     """
@@ -176,7 +176,7 @@ def unsized_types(
 
 @st.composite
 def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | UnsizedShard]:
-    """For each axis a type that many operands of one op should have."""
+    """Draw for each axis a type that many operands of one op should have."""
     _check_mesh("likely_types", mesh)
     likely: dict[str, AxisType | UnsizedShard] = {}
     if len(mesh.axes) > 1 and draw(st.integers(0, 7)) == 7:  # several cuts of one dim
@@ -221,7 +221,7 @@ def placed_tensors(
     letters: str = "RSPVI",
     dtype: torch.dtype = torch.float64,
 ) -> PlacedTensor:
-    """A tensor on all ranks of `mesh`."""
+    """Draw a tensor on all ranks of `mesh`."""
     _check_mesh("placed_tensors", mesh)
     if shape is None:
         shape = draw(shapes())

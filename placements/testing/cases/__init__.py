@@ -1,7 +1,7 @@
 """How to call every op of the table: global operands, and the call itself.
 
-`CASES` has one builder for every name in `placements.ops.OPS`; a new op without one
-fails the laws. Builders know shapes and values, and nothing of types or ranks.
+`CASES` has one builder for every name in `placements.inference.ops.OPS`; a new op without
+a builder fails the laws. Builders know shapes and values, and nothing of types or ranks.
 """
 
 from placements.testing.cases.build import Builder as Builder

@@ -88,11 +88,11 @@ class Builder:
         return self.pick(*self.sizes)
 
     def some(self, most: int) -> int:
-        """A size from one on; from two on where all dims have several rows."""
+        """Draw a size from one on; from two on where all dims have several rows."""
         return self.number(1 if min(self.sizes) < 2 else 2, most)
 
     def rows(self, size: int) -> int:
-        """How many rows to address; not all of them where all dims have several rows."""
+        """Draw how many rows to address; not all where all dims have several rows."""
         return self.number(0, size) if min(self.sizes) < 2 else self.number(1, size - 1)
 
     def shape(self, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
@@ -100,16 +100,16 @@ class Builder:
         return tuple(self.size() for _ in range(ndim))
 
     def dim(self, shape: Sequence[int]) -> int:
-        """A dim, counted from the front or the back."""
+        """Draw a dim, counted from the front or the back."""
         return self.number(-len(shape), len(shape) - 1)
 
     def under(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A shape that is broadcast to `shape`."""
+        """Draw a shape that is broadcast to `shape`."""
         kept = tuple(1 if self.number(0, 3) == 3 else size for size in shape)
         return kept[self.pick(0, 0, 0, min(1, len(shape))) :]
 
     def value(self, *shape: int, **kind: Any) -> int:
-        """Add an operand; its place among them."""
+        """Add an operand, and return its number."""
         self.operands.append(Given(shape, **kind))
         return len(self.operands) - 1
 
@@ -120,7 +120,7 @@ class Builder:
         return self.value(*shape, dtype=torch.bool, letters="RSVI")
 
     def index(self, target: int, dim: int, *shape: int, **kind: Any) -> int:
-        """Rows of `dim` of an operand that was added before."""
+        """Add an index that holds rows of `dim` of an earlier operand."""
         dims = len(self.operands[target].shape)
         return self.whole(*shape, letters="RSVI", rows_of=(target, dim % dims), **kind)
 
@@ -132,7 +132,7 @@ class Builder:
         drawn: bool = False,
         **kwargs: Any,
     ) -> OpCall:
-        """The call with these arguments after the operands; `run` if it is another."""
+        """Return the call with these arguments after the operands, or that of `run`."""
         fn = self.fn
 
         def default(*tensors: Tensor) -> Any:
@@ -165,7 +165,7 @@ _ELSEWHERE: dict[str, Function] = {
 
 
 def function_of(name: str) -> Function:
-    """The torch function of a name in the table; an in-place one writes to a clone."""
+    """Return the torch function of a name; an in-place function writes to a clone."""
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     for owner in (torch.Tensor, torch, F):

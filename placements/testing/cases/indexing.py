@@ -12,7 +12,7 @@ from placements.testing.cases.build import Builder, OpCall
 
 
 def _smaller(b: Builder, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """An index's shape: as the target, but for fewer rows in some dims."""
+    """Return an index's shape: as the target, but for fewer rows in some dims."""
     rows = [
         n if d != dim and b.number(0, 3) < 3 else b.rows(n) for d, n in enumerate(shape)
     ]
@@ -103,7 +103,7 @@ def index_write(b: Builder) -> OpCall:
 def _key(
     b: Builder, x: int, shape: tuple[int, ...], unique: bool
 ) -> tuple[list[Any], list[int]]:
-    """A key as a list in which numbers of operands stand for tensors."""
+    """Return a key as a list in which numbers of operands stand for tensors."""
     key: list[Any] = []
     tensors: list[int] = []
     forms = ["all", "index", "mask", "int", "part", "more all"]

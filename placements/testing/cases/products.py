@@ -91,7 +91,7 @@ def einsum(b: Builder) -> OpCall:
 
 
 def grouped(b: Builder) -> OpCall:
-    """Sizes that the kernel takes are multiples of 16 bytes."""
+    """Return a grouped product; the kernel takes sizes that are multiples of 16 bytes."""
     rows, groups = b.pick(4, 2, 5), b.some(3)
     b.value(rows, 4, dtype=torch.float32)
     b.value(groups, 4, 4, dtype=torch.float32)

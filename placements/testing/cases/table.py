@@ -1,4 +1,4 @@
-"""Table: for every op of `placements.ops`, the builder of its calls."""
+"""Table: for every op of `placements.inference.ops`, the builder of its calls."""
 
 from collections.abc import Callable, Sequence
 
@@ -127,7 +127,7 @@ CASES: dict[str, Callable[[Builder], OpCall]] = {
 
 
 def call_names() -> list[str]:
-    """Every name that the table knows and torch has, in-place forms included."""
+    """Return every name that the table knows and torch has, in-place forms included."""
     names: list[str] = []
     for name in OPS:
         plain = is_callable(name)
@@ -143,7 +143,7 @@ def call_names() -> list[str]:
 def calls(
     draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)
 ) -> OpCall:
-    """Calls of one op by its name in the table (or its in-place form).
+    """Draw calls of one op by its name in the table (or its in-place form).
 
     `sizes`: of dims, the simplest first.
     """

@@ -14,12 +14,12 @@ from placements.testing.cases.build import Builder, OpCall
 
 
 def _flat_order(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """A reshape keeps the elements and their order, whatever the sizes are."""
+    """Return the reference: a reshape keeps the elements and their order."""
     return x.reshape(tuple(shape))
 
 
 def reshape(b: Builder) -> OpCall:
-    """Dims merged, one dim split, or both; sizes as a rank computes them."""
+    """Return a call that merges dims, splits one, or both; a rank computes the sizes."""
     shape = b.shape(1)
     b.value(*shape)
     first = b.number(0, len(shape) - 1)

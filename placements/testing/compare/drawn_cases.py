@@ -46,7 +46,7 @@ class Case:
     given: frozenset[str] = frozenset()
 
     def says_something(self) -> bool:
-        """Whether ranks could differ from one device."""
+        """Return whether ranks could differ from one device."""
         ranks = math.prod(self.mesh.values())
         return ranks > 1 and all(value.numel() for value, _ in self.inputs.values())
 
@@ -55,7 +55,7 @@ class Case:
         return math.prod(self.mesh.values()), elements
 
     def code(self, fn: Callable[..., Any], reference: Callable[..., Any]) -> str:
-        """The case as code that runs; weights are taken from the reference."""
+        """Return the case as code that runs; weights are taken from the reference."""
         lines = [
             f"    {name!r}: ({self._value(name, value)}, {_source(types)}),"
             for name, (value, types) in self.inputs.items()
@@ -89,7 +89,7 @@ class Case:
         )
 
     def _value(self, name: str, value: Tensor) -> str:
-        """Code for a value: where a weight is found, how a large argument is drawn."""
+        """Return code for a value: its numbers, where it is found, or how it is drawn."""
         shape = tuple(value.shape)
         if name in self.state:
             return f"held[{name!r}].detach().to({value.dtype}).reshape({shape})"
@@ -104,7 +104,7 @@ def _source(types: TypesLike) -> str:
 
 
 def _import(target: Any, name: str) -> str:
-    """The line that imports what was passed; a comment if it has no name in a file."""
+    """Return the line that imports the target; a comment if it has no name in a file."""
     home, known = getattr(target, "__module__", None), getattr(target, "__name__", "")
     if home != "__main__" and getattr(sys.modules.get(home or ""), known, None) is target:
         return f"from {home} import {known} as {name}"
@@ -134,7 +134,7 @@ class CaseSpace:
     values: Mapping[str, Values]
 
     def options(self, variable: Variable) -> list[AxisType]:
-        """What a placement variable may be for all arguments that it stands in."""
+        """Return what a placement variable may be for all arguments that it stands in."""
         users = [a for a in self.arguments if variable in a.on.values()]
         summed = [P] if all(a.dtype is not torch.bool for a in users) else []
         return [R, I, *summed, *map(Shard, range(min(len(a.dims) for a in users)))]
@@ -149,7 +149,7 @@ def case_space(
     max_ranks: int,
     max_size: int,
 ) -> CaseSpace:
-    """ValueError if nothing can be drawn so."""
+    """Return what cases are drawn from; ValueError if nothing can be drawn."""
     held = _held(fn, reference, arguments)
     of_parameters = parameter_sizes(fn, {n: h[0].shape for n, h in held.items()})
     return CaseSpace(
@@ -166,7 +166,7 @@ def _meshes(
     arguments: list[Argument],
     max_ranks: int,
 ) -> list[_OnMesh]:
-    """All meshes of at most so many ranks on which parameters and stated extents fit."""
+    """Return the meshes, up to so many ranks, that parameters and extents fit."""
     axes = axes_of(fn, arguments)
     dims = annotated_dims(fn)
     found: list[_OnMesh] = []
@@ -193,7 +193,7 @@ def _meshes(
 def _held(
     fn: Callable[..., Any], reference: Callable[..., Any], arguments: Sequence[Argument]
 ) -> dict[str, TypedValue]:
-    """The reference's parameters and buffers, with what the module declares of them."""
+    """Return the reference's parameters and buffers with their declared types."""
     if not isinstance(fn, nn.Module):
         return {}
     if not isinstance(reference, nn.Module):
@@ -226,7 +226,7 @@ def _held(
 def _placed(
     name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]
 ) -> TypedValue:
-    """A parameter; a Shard without an extent is cut evenly, as `declare` reads it."""
+    """Return a parameter; a Shard without an extent is even, as `declare` reads it."""
     rows: dict[int, int | None] = dict(enumerate(value.shape))
     types: dict[str, AxisType] = {}
     for axis, like in {**said, **{a: R for a in mesh if a not in said}}.items():
@@ -250,7 +250,7 @@ def _placed(
 def _cuts(
     state: Mapping[str, TypedValue], dims: Mapping[str, Sequence[str]]
 ) -> dict[_CutKey, AxisType]:
-    """How the annotated dims of a module's own parameters are cut."""
+    """Return how the annotated dims of a module's own parameters are cut."""
     cuts: dict[_CutKey, AxisType] = {}
     for name, (value, types) in state.items():
         letters = dims.get(name, ()) if "." not in name else ()
@@ -268,7 +268,7 @@ def _sizes(
     max_size: int,
     of_parameters: ParameterSizes,
 ) -> dict[str, list[int]]:
-    """The sizes that each dim may have, the simplest first, 0 seldom."""
+    """Return the sizes that each dim may have, the simplest first, 0 seldom."""
     names = list(dict.fromkeys(d for a in arguments for d in a.dims if not d.isdigit()))
     unknown = [name for name in said if name not in names]
     if unknown:
@@ -358,7 +358,7 @@ def _drawn(
 def drawn_value(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int
 ) -> Tensor:
-    """The value of an argument in the case of that seed; printed cases call it."""
+    """Return the value of an argument in the case of that seed; printed cases call it."""
     generator = seeded(seed, name)
     if dtype.is_floating_point or dtype is torch.bool:
         return numbers(shape, generator, dtype)
@@ -375,7 +375,7 @@ def _cut(
     axis: str,
     cuts: dict[_CutKey, AxisType],
 ) -> AxisType:
-    """A Shard with an extent; dims of one name are cut alike, as one local size needs."""
+    """Return a Shard with an extent; dims of one name are cut alike."""
     if not isinstance(pattern, Shard) or pattern.extent is not None:
         return pattern
     dim = pattern.dim

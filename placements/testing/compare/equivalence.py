@@ -29,7 +29,7 @@ def assert_spmd_equivalent(
     max_size: int = 5,
     examples: int | None = None,
 ) -> None:
-    """AssertionError with the smallest case found where ranks and one device differ.
+    """Raise AssertionError with the smallest case found where ranks and one device differ.
 
     CheckerCrash if the checker itself fails: that is no refusal.
 
@@ -73,7 +73,7 @@ def assert_spmd_equivalent(
 
 
 def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Exception:
-    """What is raised for a case; a failure of the checker stays one."""
+    """Return what is raised for a case; a failure of the checker stays one."""
     if isinstance(error, CheckerCrash):
         return CheckerCrash(error.cause, f"\n\n{code}")
     if OF_REFERENCE in getattr(error, "__notes__", ()):
@@ -86,7 +86,7 @@ def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Excepti
 
 
 def _advice(error: Exception, arguments: Sequence[Argument]) -> str:
-    """An index is out of range: no bound of whole numbers is known but to the user."""
+    """Return advice on an index out of range: only the user knows the bounds."""
     whole = [a.name for a in arguments if not a.dtype.is_floating_point]
     if not whole or not isinstance(error.__cause__ or error, IndexError):
         return ""
@@ -116,7 +116,7 @@ class _Counts:
             self.telling.append(case.mesh)
 
     def check(self, axes: Sequence[str]) -> None:
-        """AssertionError if too little was compared, as a whole or on one axis."""
+        """Raise AssertionError if too little was compared, as a whole or on one axis."""
         alone = [a for a in axes if all(mesh[a] == 1 for mesh in self.telling)]
         if 20 * len(self.telling) < self.tried:
             found = f"only {len(self.telling)} of {self.tried} cases"

@@ -40,7 +40,7 @@ def difference(found: Tensor, wanted: Tensor, unit: float = 1.0) -> float:
 
 def largest(value: Tensor) -> float:
     """Return the largest absolute value of a tensor; 0 if it has no elements."""
-    return float(value.abs().max()) if value.numel() else 0.0
+    return float(value.detach().abs().max()) if value.numel() else 0.0
 
 
 def check_value(

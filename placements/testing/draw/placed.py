@@ -67,7 +67,7 @@ class UnsizedType:
     axes: Mapping[str, AxisType | UnsizedShard]
 
     def types(self, mesh: Mesh, shape: Sequence[int]) -> list[TensorType]:
-        """The type on every rank of a tensor of that global shape."""
+        """Return the type on every rank of a tensor of that global shape."""
         return [self._type(mesh.seen_from(place), shape) for place in mesh.coordinates()]
 
     def _type(self, mesh: Mesh, shape: Sequence[int]) -> TensorType:
@@ -88,7 +88,7 @@ def places(mesh: Mesh) -> list[Place]:
 
 
 def on_axes(mesh: Mesh, place: Place, axes: Sequence[str]) -> Place:
-    """The part of a coordinate that lies on these axes."""
+    """Return the part of a coordinate that lies on these axes."""
     return tuple(p for axis, p in zip(mesh.sizes, place, strict=True) if axis in axes)
 
 
@@ -98,7 +98,7 @@ def split_ranks(
     mesh: Mesh,
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """What every rank holds of the value that belongs to its place on Varying axes."""
+    """Return what every rank holds of the value for its place on Varying axes."""
     varying = [axis for axis, t in types[0].items() if t.letter == "V"]
     partial = [axis for axis, t in types[0].items() if t.letter == "P"]
     values: dict[Place, Tensor] = {}
@@ -132,7 +132,7 @@ def _summands(
 
 
 def _summand(value: Tensor, generator: torch.Generator) -> Tensor:
-    """One of two parts of a value; of a count, or an id, the parts are such numbers too."""
+    """Return one of two parts of a value; parts of a count are counts."""
     if not value.dtype.is_floating_point and bool((value >= 0).all()):
         share = torch.rand(value.shape, generator=generator)
         return (share * (value + 1)).to(value.dtype)
@@ -177,7 +177,7 @@ def _join_axis(group: Sequence[tuple[Tensor, TensorType]], axis: str) -> Tensor:
 
 
 def part_of(value: Tensor, t: TensorType, generator: torch.Generator) -> Tensor:
-    """What the rank that sees `t` holds of a value; no axis may be Varying.
+    """Return what the rank that sees `t` holds of a value; no axis may be Varying.
 
     Ranks that use equal generators hold parts of one value.
     """

@@ -1,16 +1,6 @@
 """Laws: what must hold for every row of every table, and functions that check it.
 
-sound         what the checker accepts computes the single-device result
-precise       nothing Varying comes of operands that are not
-tight         a cell of the rule table gives a type that is right, or no type is
-decided       the same of every op: on one axis it is accepted rightly or refused rightly
-draws, losses random masks are masks of one value; backward starts at one number
-kept_numbers  one number, given a shape and moved about, goes with any type still
-padding       what rows of padding hold changes no result and gets no gradient
-lockstep      all ranks run the same collectives; a rank that does not is named
-moves         transitions keep the meaning, and their backward is the adjoint
-programs      short programs: refused, or equal to one device
-round_trips   print and parse, split and join, rows there and back
+README.md says what each law is.
 """
 
 from placements.testing.laws.decided import check_decided as check_decided

@@ -59,7 +59,7 @@ class Comparison:
         self.apart = self._apart()
 
     def _apart(self) -> list[str]:
-        """The axes on which ranks are kept apart: Varying ones, and cuts outside them."""
+        """Return the axes that keep ranks apart: Varying ones, and cuts outside them."""
         every = [*self.placed.types, *self.types]
         apart = {a for types in every for a, t in types[0].items() if t.letter == "V"}
         # Own rows: an index that is Varying on an axis addresses one rank's piece there.
@@ -106,7 +106,7 @@ class Comparison:
         self._compare_gradients(cotangents, expected)
 
     def global_inputs(self) -> dict[Place, list[Tensor]]:
-        """The operands, joined over all axes that are not kept apart."""
+        """Return the operands, joined over all axes that are not kept apart."""
         joined = [
             join_ranks(self._global_rows(k), self.placed.types[k], self.mesh, self.apart)
             for k in range(len(self.held))
@@ -121,7 +121,7 @@ class Comparison:
         }
 
     def _check_claims(self, k: int) -> None:
-        """A result says no more than its operands: nothing Varying becomes equal."""
+        """Check that nothing Varying is called equal in a result."""
         types = self.types[k]
         if types[0].is_number:
             return
@@ -148,7 +148,7 @@ class Comparison:
         join_ranks(held, types, self.mesh, closed)
 
     def _global_rows(self, k: int) -> list[Tensor]:
-        """Locals of an operand, with own rows counted over the axes that are joined."""
+        """Return an operand's locals; own rows are counted over the joined axes."""
         index = self.placed.types[k][0].index
         if not (isinstance(index, Index) and index.cuts):
             return list(self.held[k])
@@ -220,7 +220,7 @@ class Comparison:
                 )
 
     def _seeds(self, k: int, cotangent: dict[Place, Tensor]) -> list[Tensor]:
-        """Every rank's part of the cotangent of one result."""
+        """Return every rank's part of the cotangent of one result."""
         types = self.types[k]
         if types[0].is_number or not self.ranks[0].outputs[k].requires_grad:
             return [torch.zeros_like(rank.outputs[k]) for rank in self.ranks]
@@ -244,7 +244,7 @@ class Comparison:
 
 
 def _only(t: TensorType, sub: Mesh, place: Place, mesh: Mesh) -> TensorType:
-    """The type on some of the axes."""
+    """Return the type on some of the axes."""
     coordinate = dict(zip(mesh.sizes, place, strict=True))
     here = sub.seen_from({axis: coordinate[axis] for axis in sub.sizes})
     return make(here, {axis: x for axis, x in t.items() if axis in sub.sizes})

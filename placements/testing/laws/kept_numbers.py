@@ -30,7 +30,7 @@ def _run_plainly(call: OpCall) -> None:
 
 
 def is_kept(call: OpCall) -> bool | None:
-    """Whether a number is one afterwards; None if the call shows nothing.
+    """Return whether a number is one afterwards; None if the call shows nothing.
 
     AssertionError if what is called a number is several.
     """

@@ -36,7 +36,7 @@ Sent = list[tuple[str, str, bool]]  # axis, kind, whether in backward
 
 @st.composite
 def programs_with_empty_pieces(draw: st.DrawFn) -> Program:
-    """Programs, also on values without rows."""
+    """Draw programs, also on values without rows."""
     program = draw(programs())
     if not draw(st.booleans()):
         return program
@@ -49,7 +49,7 @@ def _without_rows(x: Input) -> Input:
 
 
 def check_lockstep(program: Program) -> Sent | None:
-    """What every rank sent; None if the program does not run, on any rank alike.
+    """Return what every rank sent; None if the program does not run, on any rank alike.
 
     AssertionError if ranks sent different things, RankFailure if they did not meet.
     """
@@ -71,7 +71,7 @@ def check_lockstep(program: Program) -> Sent | None:
 
 
 def _sent(program: Program) -> tuple[Sent, Exception | None]:
-    """What this rank sends, its values being like those of no other; and what ended it."""
+    """Return what this rank sends, with values of its own, and what ended it."""
     held = _held(program)
     with set_current_mesh(device_mesh()), ledger() as record:
         try:
@@ -126,7 +126,7 @@ class Mutant:
     at: int
 
     def source(self, rank: int, mutated: bool) -> str:
-        """The program of one rank. No two calls have equal shapes, so none are mixed up."""
+        """Return the program of one rank; no two calls have equal shapes."""
         lines = [self._call(rank, kind, axis) for kind, axis in self.calls]
         if mutated and rank == self.victim:
             lines[self.at] = self._otherwise(lines[self.at])
@@ -199,7 +199,7 @@ class Mutant:
 
 @st.composite
 def mutants(draw: st.DrawFn, *, mutation: str, max_calls: int = 4) -> Mutant:
-    """Programs in which one rank does otherwise, in the way that is named."""
+    """Draw programs in which one rank does otherwise, in the way that is named."""
     if mutation not in MUTATIONS or max_calls < 1:
         raise ValueError(f"mutants(mutation={mutation!r}, max_calls={max_calls})")
     wide = [Mesh({"dp": 2, "tp": 2}), Mesh({"dp": 2, "tp": 3})]
@@ -220,7 +220,7 @@ def mutants(draw: st.DrawFn, *, mutation: str, max_calls: int = 4) -> Mutant:
 
 
 def check_mutant(mutant: Mutant, limit: float = 1.0) -> RankFailure:
-    """The failure that the changed rank leads to; the next run is clean.
+    """Return the failure that the changed rank leads to; the next run is clean.
 
     AssertionError if it goes unnoticed, takes longer than `limit` seconds, or does not
     say for every rank which collective it was at, and in which line.
@@ -262,7 +262,7 @@ def _wider(y: Tensor) -> Tensor:
 
 
 def _check_told(mutant: Mutant, failure: RankFailure) -> None:
-    """Nobody passes the changed call without the victim, and everybody is located."""
+    """Check that nobody passes the changed call alone, and everybody is located."""
     where = [_line_in(text) for text in failure.pending]
     story = f"{mutant}\n{failure}"
     assert "without any collective" not in failure.headline, story
@@ -279,7 +279,7 @@ def _check_told(mutant: Mutant, failure: RankFailure) -> None:
 
 
 def _line_in(text: str) -> int:
-    """The line that a rank stands at; behind the last one if it returned."""
+    """Return the line that a rank stands at; behind the last one if it returned."""
     if text == "returned":
         return 1_000_000
     found = re.fullmatch(

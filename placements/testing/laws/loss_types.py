@@ -33,7 +33,7 @@ MADE_OF: dict[str, tuple[AxisType, bool, AxisType]] = {
 
 
 def check_loss(letter: str) -> None:
-    """AssertionError if backward may start at such a loss wrongly, or may not."""
+    """Raise AssertionError if backward may start at such a loss wrongly, or may not."""
     src, is_summed, gradient = MADE_OF[letter]
     whole = torch.tensor([1.0, 2.0], dtype=torch.float64)
     if letter == "V":  # a value for every rank

@@ -50,7 +50,7 @@ class PaddedCall:
         return f"{self.call.text} where {operands}, seed {self.seed}"
 
     def mask(self, pads: Pads, shape: Sequence[int]) -> Tensor:
-        """Which elements of a tensor of that shape are valid."""
+        """Return which elements of a tensor of that shape are valid."""
         sizes = [shape[dim] for dim in pads.dims]
         outer, inner = pads.validity.outer, pads.validity.inner
         count = torch.Size(sizes).numel() // (outer * inner)
@@ -66,7 +66,7 @@ class PaddedCall:
         return rows.permute(order).reshape(whole).expand(tuple(shape))
 
     def operands(self, content: int) -> list[Tensor]:
-        """The operands with the `content`-th contents of rows of padding."""
+        """Return the operands with the `content`-th contents of rows of padding."""
         values, others = self._drawn(self.seed), self._drawn(self.seed + 1 + content)
         made: list[Tensor] = []
         for value, other, pads in zip(values, others, self.pads, strict=True):
@@ -94,7 +94,7 @@ class Run:
 
 
 def check_padding(padded: PaddedCall) -> bool:
-    """Whether the call is accepted; AssertionError if rows of padding count in it."""
+    """Return whether a call is accepted; AssertionError if rows of padding count."""
     try:
         runs = [_run(padded, content) for content in range(2)]
     except InvalidCallError:
@@ -181,7 +181,7 @@ def _check_gradients(padded: PaddedCall, found: Sequence[list[Tensor | None]]) -
 
 @st.composite
 def padded_calls(draw: st.DrawFn, *, name: str) -> PaddedCall:
-    """Calls of one op in which dims of some operands have rows of padding."""
+    """Draw calls of one op in which dims of some operands have rows of padding."""
     call = draw(calls(name=name))
     likely = draw(st.integers(1, 2))
     pads = [draw(_pads(given, likely)) for given in call.operands]

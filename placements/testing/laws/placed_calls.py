@@ -51,7 +51,7 @@ class PlacedCall:
         return f"{self.call.text} where {operands} on {self.mesh!r}, seed {self.seed}"
 
     def locals(self) -> list[list[Tensor]]:
-        """By operand, by rank."""
+        """Return what ranks hold, by operand and by rank."""
         return [self._held(k) for k in range(len(self.call.operands))]
 
     def _held(self, k: int) -> list[Tensor]:
@@ -71,7 +71,7 @@ class PlacedCall:
         return split_ranks(value, types, self.mesh, generator)
 
     def _own_rows(self, given: Given, types: Sequence[TensorType]) -> list[Tensor]:
-        """An index of each rank's own rows: drawn by rank."""
+        """Return an index of each rank's own rows: drawn by rank."""
         assert given.rows_of is not None
         target, dim = given.rows_of
         apart = [axis for axis, t in types[0].items() if t.letter in "VS"]
@@ -123,7 +123,7 @@ def _rows(
 
 @st.composite
 def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
-    """Calls of one op with operands on all ranks of a mesh."""
+    """Draw calls of one op with operands on all ranks of a mesh."""
     call = draw(calls(name=name))
     mesh = draw(meshes())
     likely = draw(likely_types(mesh=mesh))
@@ -153,7 +153,7 @@ def _with_domain(
     types: Sequence[TensorType],
     target: Sequence[TensorType],
 ) -> list[TensorType]:
-    """The index's types with the domain that fits, or now and then with none."""
+    """Draw the index's types with the domain that fits, or now and then with none."""
     assert given.rows_of is not None
     k, dim = given.rows_of
     whole = Index(call.operands[k].shape[dim])

@@ -62,7 +62,7 @@ _NAMES: Mapping[str, Any] = {"to": _to, "R": R, "I": I, "P": P, "S": Shard}
 
 @st.composite
 def programs(draw: st.DrawFn, *, max_statements: int = 5, max_ranks: int = 4) -> Program:
-    """Programs over one to three square inputs."""
+    """Draw programs over one to three square inputs."""
     if max_statements < 1:
         raise ValueError(f"programs(max_statements={max_statements}): at least 1")
     mesh = draw(meshes(max_ranks=max_ranks))

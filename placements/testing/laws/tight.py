@@ -60,7 +60,7 @@ OPS_OF: dict[Linearity, Callable[[Sequence[Tensor]], Tensor]] = {
 
 
 def _run(cell: Cell, operands: Sequence[Tensor]) -> Tensor:
-    """A control divides: unlike one that chooses, it has a gradient."""
+    """Run the op of a cell; a control divides, so that it has a gradient."""
     result = OPS_OF[cell.linearity](operands[: len(cell.values)])
     for control in operands[len(cell.values) :]:
         result = result / control
@@ -68,7 +68,7 @@ def _run(cell: Cell, operands: Sequence[Tensor]) -> Tensor:
 
 
 def is_refuted(cell: Cell, *, tries: int = 20) -> bool:
-    """Whether every result type is wrong for some drawn values of these operands."""
+    """Return whether every result type is wrong for some drawn values of these operands."""
     possible = set(RESULT_LETTERS)
     for seed in range(tries):
         possible &= right_types(cell, seed)
@@ -78,7 +78,7 @@ def is_refuted(cell: Cell, *, tries: int = 20) -> bool:
 
 
 def right_types(cell: Cell, seed: int) -> set[str]:
-    """The letters that are right for the values of this seed."""
+    """Return the letters that are right for the values of this seed."""
     generator = seeded(seed, cell.values, cell.controls)
     # What is not cut must be broadcast along what is.
     cut = bool(set(cell.letters) & set("SV"))
@@ -122,7 +122,7 @@ def _equal(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _joined(held: Sequence[Tensor], letter: str) -> Tensor | None:
-    """The value that two ranks hold as that type; None if it is not of that type."""
+    """Return the value that two ranks hold as that type; None if it is not so."""
     if letter == "P":
         return held[0] + held[1] if held[0].shape == held[1].shape else None
     if letter in "SV":
@@ -142,7 +142,7 @@ def _parts(value: Tensor, letter: str, generator: torch.Generator) -> list[Tenso
 def _operand(
     letter: str, generator: torch.Generator, cut: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """A global value and what two ranks hold of it; Varying ones are pieces, forgotten."""
+    """Return a value, and what two ranks hold; Varying ones are forgotten pieces."""
     if letter in "SV":
         pieces = nonzero_numbers((SIZE,), generator)
         return pieces, [piece.clone() for piece in pieces.chunk(RANKS)]

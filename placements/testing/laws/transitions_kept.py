@@ -43,7 +43,7 @@ class TransitionCase:
 
 @st.composite
 def transition_cases(draw: st.DrawFn, *, row: Transition) -> TransitionCase:
-    """Cases of one row: all axis sizes, uneven and empty pieces, several runs."""
+    """Draw cases of one row: all axis sizes, uneven and empty pieces, several runs."""
     if row not in TRANSITIONS:
         raise ValueError(f"{row} is not a row of the table of transitions")
     ranks = draw(st.integers(1, 4))
@@ -89,7 +89,7 @@ def check_transition(case: TransitionCase) -> None:
 
 
 def _count(t: AxisType, case: TransitionCase) -> int:
-    """All ranks repeat the dot product of an Invariant value with its gradient."""
+    """Return how often ranks repeat a dot product: all do for an Invariant value."""
     return case.ranks if t.letter == "I" else 1
 
 
@@ -142,7 +142,7 @@ def _called(case: TransitionCase, x: Tensor, rank: int) -> Tensor:
 
 
 def _cotangent(case: TransitionCase, rank: int, y: Tensor) -> Tensor:
-    """A cotangent of the dual of dst: equal on all ranks for P and I."""
+    """Return a cotangent of the dual of dst: equal on all ranks for P and I."""
     alike = case.dst.letter in "PI"
     return numbers(y.shape, seeded(case.seed, "w", 0 if alike else rank))
 
@@ -165,7 +165,7 @@ def _check_values(
 
 
 def _value(held: Sequence[Tensor], t: AxisType) -> Tensor:
-    """The global value; of Varying ones the stack, which stack and unbind keep."""
+    """Return the global value; of Varying ones the stack, which stack and unbind keep."""
     if isinstance(t, Shard):
         assert t.extent is not None
         return put_pieces(held, t.dim, t.extent)

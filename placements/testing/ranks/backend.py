@@ -56,7 +56,7 @@ def _collective(build: Callable[..., SimCall]) -> Any:
 
 
 def _of_one(method: Any) -> Any:
-    """The form of a coalesced collective that takes one tensor."""
+    """Return the form of a coalesced collective that takes one tensor."""
 
     @functools.wraps(method)
     def post(group: "SimGroup", output: Tensor, tensor: Tensor, opts: Any) -> SimWork:
@@ -88,7 +88,7 @@ class SimGroup(_ProcessGroup):
         return self._name
 
     def _get_backend(self, device: object = None) -> "SimGroup":
-        """Since torch 2.15 `batch_isend_irecv` asks the backend whether it coalesces."""
+        """Return this group: since torch 2.15 `batch_isend_irecv` asks if it coalesces."""
         return self
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -144,7 +144,7 @@ class SimGroup(_ProcessGroup):
         self.simulation.scheduler.fail(self.global_rank, call, headline)
 
     def _member(self, name: str, number: int) -> int:
-        """The rank in the world of a rank in this group, such as the root of a call."""
+        """Return the rank in the world of a rank in this group, such as a root."""
         known = 0 <= number < len(self.ranks)
         text = f"{name} got rank {number} of a group of {len(self.ranks)} ranks"
         require(known, f"{text}, {self.ranks}")
@@ -265,7 +265,7 @@ class SimGroup(_ProcessGroup):
         return SimCall("gather", inputs, places, exchange, agree)
 
     def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> SimWork:
-        """Since torch 2.15: the pieces go into one tensor on the root."""
+        """Gather the pieces into one tensor on the root (since torch 2.15)."""
         is_root = self._rank == int(opts.rootRank)
         outputs = by_rank("gather_single", [output], len(self.ranks)) if is_root else []
         return self.gather([[place for (place,) in outputs]], [tensor], opts)

@@ -63,7 +63,7 @@ class SimCall:
         return f"{self.name}({content}) on group {self.ranks}  at {where}"
 
     def difference(self, other: "SimCall") -> str | None:
-        """What keeps the two calls from being the same collective."""
+        """Return what keeps the two calls from being the same collective."""
         if self.name != other.name:
             what = f"{self.name} on rank {self.rank}, {other.name} on rank {other.rank}"
             return f"different collectives: {what}"
@@ -105,7 +105,7 @@ def check_count(name: str, what: str, tensors: Sequence[object], count: int) -> 
 
 
 def alike(tensors: Tensors, in_place: bool = False) -> dict[str, object]:
-    """What ranks must agree on when their tensors are to be alike."""
+    """Return what ranks must agree on when their tensors are to be alike."""
     for tensor in tensors:
         check_layout(tensor)
     agree: dict[str, object] = {"dtype": [t.dtype for t in tensors]}
@@ -117,7 +117,7 @@ def alike(tensors: Tensors, in_place: bool = False) -> dict[str, object]:
 
 
 def reduction(op: Any, tensors: Tensors) -> dict[str, object]:
-    """What ranks must agree on when they reduce; refuses what gloo refuses."""
+    """Return what ranks must agree on when they reduce; refuses what gloo refuses."""
     kind = op.op
     require(kind in _FOLDS, f"the simulator has no {kind.name}")
     for tensor in tensors:
@@ -148,7 +148,7 @@ def check_places(name: str, places: Tensors, values: Tensors) -> None:
 
 
 def pieces(name: str, tensor: Tensor, count: int, splits: Sequence[int] = ()) -> Tensors:
-    """What each of `count` ranks gets of `tensor`, cut along its first dim."""
+    """Return what each of `count` ranks gets of `tensor`, cut along its first dim."""
     check_layout(tensor)
     what = shown(tensor)
     require(tensor.dim() > 0, f"{name} cuts dim 0 of its tensors; {what} has no dims")
@@ -170,7 +170,7 @@ def by_rank(name: str, tensors: Tensors, count: int) -> list[Tensors]:
 
 
 def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> SimCall:
-    """`outputs[i]` are the places for the inputs of rank i."""
+    """Return the call; `outputs[i]` are the places for the inputs of rank i."""
 
     def exchange(calls: list[SimCall]) -> None:
         sent = [tensor for call in calls for tensor in call.inputs]
@@ -187,7 +187,7 @@ def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> SimCall:
 def reduce_scatter(
     name: str, outputs: Tensors, inputs: list[Tensors], op: Any, rank: int
 ) -> SimCall:
-    """`inputs[i]` is what this rank, one of the group, adds to the outputs of rank i."""
+    """Return the call; `inputs[i]` is what this rank adds to the outputs of rank i."""
 
     def exchange(calls: list[SimCall]) -> None:
         places = [place for call in calls for place in call.outputs]
@@ -207,7 +207,7 @@ def unequal(send: SimCall, sent: Tensor, recv: SimCall, place: Tensor) -> str | 
 
 
 def swap(calls: list[SimCall]) -> str | None:
-    """The exchange of all_to_all: input j of rank i becomes output i of rank j."""
+    """Exchange for all_to_all: input j of rank i becomes output i of rank j."""
     for j, recv in enumerate(calls):
         for send, place in zip(calls, recv.outputs, strict=True):
             if complaint := unequal(send, send.inputs[j], recv, place):

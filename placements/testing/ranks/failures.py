@@ -64,7 +64,7 @@ SourceLine = tuple[str, int]
 
 
 def _distance(line: SourceLine) -> int:
-    """How far a line is from what the reader wrote; 0 is user code."""
+    """Return how far a line is from what the reader wrote; 0 is user code."""
     filename = line[0]
     if filename.startswith(_TESTING):
         return 3
@@ -76,7 +76,7 @@ def _distance(line: SourceLine) -> int:
 
 
 def innermost_line(lines: Iterable[SourceLine]) -> SourceLine:
-    """The innermost line of user code; without any, the nearest thing to it."""
+    """Return the innermost line of user code; without any, the nearest thing to it."""
     found: SourceLine | None = None
     for line in lines:
         if found is None or _distance(line) < _distance(found):
@@ -97,12 +97,12 @@ def lines_of(frame: FrameType | None) -> Iterable[SourceLine]:
 
 
 def user_line() -> SourceLine:
-    """The file and line of the innermost caller that is user code."""
+    """Return the file and line of the innermost caller that is user code."""
     return innermost_line(lines_of(inspect.currentframe()))
 
 
 def describe_error(error: BaseException) -> str:
-    """The text `raised Type: message at file:line` of a rank's exception."""
+    """Return the text `raised Type: message at file:line` of a rank's exception."""
     walked = traceback.walk_tb(error.__traceback__)
     lines = [(frame.f_code.co_filename, line) for frame, line in walked]
     where = shown_line(innermost_line(reversed(lines)))
@@ -110,7 +110,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def told_once(failure: RankFailure) -> str:
-    """A failure of ranks in which what several ranks raised is said once."""
+    """Return a failure of ranks in which what several ranks raised is said once."""
     rank, cause = failure.rank, failure.cause
     if rank is None or cause is None:
         return str(failure)  # where each rank stood is what there is to say
@@ -131,7 +131,7 @@ def headline_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; an exception may fail to say anything."""
+    """Return what an exception says; an exception may fail to say anything."""
     try:
         return str(error)
     except BaseException as other:  # whatever it is, the first one is to be reported

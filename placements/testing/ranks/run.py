@@ -124,7 +124,7 @@ def run_ranks(
 def _checked(
     mesh: object, fn: object, backend: object, timeout: object, seed: object
 ) -> dict[str, int]:
-    """The size of each axis, if the arguments of run_ranks make sense."""
+    """Return the size of each axis, if the arguments of run_ranks make sense."""
     wanted = cast(object, mesh if isinstance(mesh, Mapping) else {"rank": mesh})
     axes = dict(cast(Mapping[object, object], wanted))
     named = all(isinstance(axis, str) for axis in axes)
@@ -151,7 +151,7 @@ def _is_whole(value: object) -> bool:
 
 
 def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
-    """The DeviceMesh of the current `run_ranks` call, or other `axes` on its ranks.
+    """Return the DeviceMesh of the current `run_ranks` call, or other `axes` on its ranks.
 
     Meshes are kept, so a second call costs nothing. The first one is collective.
     """
@@ -175,7 +175,7 @@ def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
 def _call(
     axes: dict[str, int], seed: int, fn: Callable[..., T], args: tuple[object, ...]
 ) -> T:
-    """What one rank does, in a thread or in a process."""
+    """Do what one rank does, in a thread or in a process."""
     _here.axes = axes
     if _here.meshes is None:
         _here.meshes = {}

@@ -141,7 +141,7 @@ class Scheduler:
             rank.reset()
 
     def announce(self, number: int, call: Awaited) -> None:
-        """To be called by rank `number` before each collective."""
+        """End rank `number` before a collective if the run has failed meanwhile."""
         if self._ranks[number].thread is not threading.current_thread():
             raise RuntimeError(
                 f"rank {number} is simulated by a thread of its own; its collectives "
