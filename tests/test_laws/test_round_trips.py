@@ -70,7 +70,7 @@ BAD_CALLS = [
     lambda: strategies.extents(total=-1, ranks=2),
     lambda: strategies.extents(total=3, ranks=0),
     lambda: strategies.axis_types(ndim=-1),
-    lambda: strategies.patterns(ranks=0),
+    lambda: strategies.cut_patterns(ranks=0),
     lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=-1),
     lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=0, letters="S"),
     lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=1, letters="X"),

@@ -13,7 +13,7 @@ from placements.testing.laws.sound import (
     check_forgetting,
     check_sound,
     require_accepted,
-    run_ranks,
+    run_each_rank,
 )
 from placements.types.axis import R, V
 from placements.types.mesh import Mesh
@@ -132,7 +132,7 @@ def test_an_op_that_may_forget_does(name: str) -> None:
         except InvalidCallError:
             return False
         given = [t.letter for types in placed.types for t in types[0].types]
-        ranks, error = run_ranks(placed, held)
+        ranks, error = run_each_rank(placed, held)
         return (
             error is None
             and "V" not in given

@@ -431,7 +431,7 @@ def test_an_error_in_the_standard_library_is_reported_at_the_line_of_its_caller(
 def test_an_error_without_user_code_still_has_a_line() -> None:
     with pytest.raises(RankFailure) as caught:
         run_ranks(2, total, "too many")
-    assert "placements/testing/ranks.py:" in caught.value.pending[0]
+    assert "placements/testing/ranks/run.py:" in caught.value.pending[0]
 
 
 @pytest.mark.parametrize(

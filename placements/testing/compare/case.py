@@ -22,6 +22,7 @@ from placements.runtime.mesh import set_current_mesh
 from placements.testing.compare.one_device import (
     check_value,
     gradients,
+    largest,
     shown,
     tolerance_of,
 )
