@@ -260,7 +260,7 @@ def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
     if isinstance(arg, Tensor):
         return next(operands)
     if isinstance(arg, np.generic):
-        return arg.item()
+        return cast(Any, arg).item()
     if isinstance(arg, list | tuple):
         items = cast(Any, arg)
         seen = [_seen(item, operands) for item in items]

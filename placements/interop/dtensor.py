@@ -26,7 +26,7 @@ _WHY_NOT = {
 
 
 def placement_of(t: AxisType) -> peer.Placement:
-    """The placement for one mesh axis; ValueError if DTensor has none.
+    """Return the placement for one mesh axis; ValueError if DTensor has none.
 
     Invariant becomes Replicate: DTensor does not tell them apart.
     """
@@ -40,7 +40,7 @@ def placement_of(t: AxisType) -> peer.Placement:
 
 
 def axis_type_of(placement: peer.Placement, *, replicated: AxisType = R) -> AxisType:
-    """Our type for a placement; `replicated` is what Replicate means, R or I."""
+    """Return our type for a placement; `replicated` is what Replicate means, R or I."""
     # By exact class: a _StridedShard is a Shard to isinstance, and is not ours.
     kind = type(placement)
     if kind is peer.Replicate:
@@ -55,7 +55,7 @@ def axis_type_of(placement: peer.Placement, *, replicated: AxisType = R) -> Axis
 
 
 def to_placements(types: TypesLike, mesh: MeshLike) -> tuple[peer.Placement, ...]:
-    """A type -> one placement for each axis of the mesh, axes of size 1 included.
+    """Return one placement for each axis of the mesh, axes of size 1 included.
 
     ValueError for what DTensor cannot say, such as axes that cut one dim in an order other
     than the mesh's.
@@ -86,7 +86,7 @@ def to_placements(types: TypesLike, mesh: MeshLike) -> tuple[peer.Placement, ...
 def from_placements(
     placements: Sequence[peer.Placement], mesh: MeshLike, *, replicated: AxisType = R
 ) -> TensorType:
-    """Placements, one for each axis of the mesh -> our type."""
+    """Return our type for placements, one for each axis of the mesh."""
     mesh = as_mesh(mesh)
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"{mesh!r} has {len(mesh.sizes)} axes, got {placements!r}")

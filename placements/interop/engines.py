@@ -1,9 +1,9 @@
 """What an engine is asked: run a program, and say the type of every value.
 
-An engine declares inputs in its own way, runs the text of each step with its own names in
-scope, and reads the type of the result back into our words. A step that raises what the
-engine raises to refuse is refused; one that raises anything else crashed the engine, which
-is no verdict. Nothing runs after either.
+An engine declares inputs in its own way, runs the text of each statement with its own
+names in scope, and reads the type of the result back into our words. A statement that
+raises what the engine raises to refuse is refused; a statement that raises anything else
+crashed the engine, which is no verdict. Nothing runs after either.
 """
 
 import re
@@ -11,31 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 import placements
 from placements._torch import unseen
 from placements.interop.fake_world import quiet
-from placements.interop.programs import FLOAT, Input, Program, Step
+from placements.testing.programs import FLOAT, Input, Program, Statement, evaluate
 from placements.types.axis import AxisType
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType, make
-
-# Every torch name that the forms use.
-TORCH_NAMES: Mapping[str, Any] = {
-    "relu": torch.relu, "exp": torch.exp, "maximum": torch.maximum, "where": torch.where,
-    "matmul": torch.matmul, "linear": functional.linear, "addmm": torch.addmm,
-    "bmm": torch.bmm, "einsum": torch.einsum, "softmax": torch.softmax,
-    "layer_norm": functional.layer_norm,
-    "cat": torch.cat, "stack": torch.stack, "embedding": functional.embedding,
-}  # fmt: skip
-
 
 # The error of a verdict that is no refusal: the result has a type, but none of ours.
 NO_WORD = "no word of ours"
@@ -43,7 +30,7 @@ NO_WORD = "no word of ours"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an engine says of one step: a type, or why not."""
+    """What an engine says of one statement: a type, or why not."""
 
     type: TensorType | None
     message: str = ""
@@ -71,7 +58,7 @@ class Engine(ABC):
     refusals: tuple[type[BaseException], ...]  # what it raises to refuse a program
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether an error is a refusal; else the engine crashed.
+        """Return whether an error is a refusal; else the engine crashed.
 
         A refusal says something: an assertion without a word is about the engine.
         """
@@ -80,46 +67,46 @@ class Engine(ABC):
 
     @abstractmethod
     def checking(self, mesh: Mesh) -> AbstractContextManager[Any]:
-        """A block in which every op is checked."""
+        """Return a block in which every op is checked."""
 
     def on_threads(self) -> AbstractContextManager[Any]:
-        """A block around ranks that are threads, each of which enters `checking`."""
+        """Return a block around ranks that are threads, each of which enters `checking`."""
         return nullcontext()
 
     def running(self, mesh: Mesh) -> AbstractContextManager[Any]:
-        """A block in which the same programs run, and nothing is checked."""
+        """Return a block in which the same programs run, and nothing is checked."""
         return quiet()
 
     def locally(self, body: Callable[[], Any], outs: Any) -> Any:
-        """The result of `body`, in which dims are not followed; `outs` is its type."""
+        """Return the result of `body`, where dims are not followed; `outs` is its type."""
         return body()
 
     @abstractmethod
     def declare(self, local: Tensor, t: TensorType) -> Any:
-        """A value of that type; ValueError if the engine cannot say it."""
+        """Return a value of that type; ValueError if the engine cannot say it."""
 
     @abstractmethod
     def type_of(self, value: Any, mesh: Mesh) -> TensorType:
-        """The type of a value, in our words; ValueError if it has none of ours."""
+        """Return the type of a value, in our words; ValueError if it has none of ours."""
 
     def says(self, t: AxisType) -> AxisType | None:
-        """Our type in the engine's words; None if it has no word for it."""
+        """Return our type in the engine's words; None if it has no word for it."""
         return t
 
     def projected(self, t: TensorType) -> TensorType | None:
-        """A type of ours as the engine would say it, if it can."""
+        """Return a type of ours as the engine would say it, if it can."""
         said = {axis: self.says(one) for axis, one in t.items()}
         complete = {axis: one for axis, one in said.items() if one is not None}
         return make(t.mesh, complete) if len(complete) == len(said) else None
 
     def can_declare(self, program: Program) -> bool:
-        """Whether the engine can say the types of the program's inputs."""
+        """Return whether the engine can say the types of the program's inputs."""
         mesh = program.mesh
         return all(self.projected(x.type_on(mesh)) is not None for x in program.inputs)
 
 
 class Running:
-    """A program that is being run under an engine, step by step; use as a context."""
+    """A program that an engine runs, one statement after the other; use as a context."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self.engine, self.program, self.mesh = engine, program, program.mesh
@@ -141,15 +128,15 @@ class Running:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def step(self, step: Step) -> Verdict:
-        """Run a step; its value is there for the next ones if it is accepted."""
-        value, verdict = self._evaluated(step.text, self.values)
+    def run(self, statement: Statement) -> Verdict:
+        """Run a statement; its value is there for the next ones if it is accepted."""
+        value, verdict = self._evaluated(statement.text, self.values)
         if verdict.accepted:
             self.values.append(value)
         return verdict
 
     def ask(self, text: str, types: Mapping[int, Mapping[str, AxisType]]) -> Verdict:
-        """The verdict on a step if some of the values had these types instead."""
+        """Return the verdict on a statement if some values had these types instead."""
         values = list(self.values)
         for k, given in types.items():
             with unseen():  # so that the copy has no type yet
@@ -174,7 +161,7 @@ class Running:
 
 
 def stand_in(x: Input, mesh: Mesh) -> Tensor:
-    """A local tensor for an input; types do not depend on what it holds."""
+    """Return a local tensor for an input; types do not depend on what it holds."""
     shape = x.local_shape(mesh)
     if x.kind == FLOAT:
         return torch.ones(shape, dtype=torch.float64, requires_grad=True)
@@ -182,29 +169,18 @@ def stand_in(x: Input, mesh: Mesh) -> Tensor:
 
 
 def run(engine: Engine, program: Program) -> list[Verdict]:
-    """The verdict on every step up to the first that is refused."""
+    """Return the verdict on every statement up to the first that is refused."""
     verdicts: list[Verdict] = []
     with Running(engine, program) as running:
-        for step in program.steps:
-            verdicts.append(running.step(step))
+        for statement in program.statements:
+            verdicts.append(running.run(statement))
             if verdicts[-1].type is None:
                 break
     return verdicts
 
 
-@lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<program>", "eval")
-
-
-def evaluate(text: str, values: Sequence[Any], names: Mapping[str, Any]) -> Any:
-    """The value of one step's text."""
-    scope = {f"x{k}": value for k, value in enumerate(values)}
-    return eval(_compiled(text), {**TORCH_NAMES, **names}, scope)
-
-
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line and without addresses or places."""
+    """Return what an exception says, in one line and without addresses or places."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     text = re.sub(r" at [\w./<>-]+:\d+", "", text)
     # The peer's name of a group depends on what the process made before.

@@ -19,16 +19,16 @@ WORLD_SIZE = 4
 _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 
 
-class _Given(threading.local):
+class _OfThread(threading.local):
     mesh: DeviceMesh | None = None
 
 
-_given = _Given()
+_of_thread = _OfThread()
 
 
 @contextmanager
 def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
-    """torch.distributed with the fake backend and so many ranks, until the block ends."""
+    """Start torch.distributed with the fake backend, until the block ends."""
     _torch.require("peers")
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already; destroy it first")
@@ -47,7 +47,7 @@ def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without warnings: those of the peers are not findings of ours."""
+    """Ignore warnings: those of the peers are not findings of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -55,18 +55,18 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def on_mesh(device_mesh: DeviceMesh) -> Generator[None]:
-    """Peers type-check on this mesh, of real or simulated ranks, in this thread."""
-    _given.mesh = device_mesh
+    """Let peers type-check on this mesh, of real or simulated ranks, in this thread."""
+    _of_thread.mesh = device_mesh
     try:
         yield
     finally:
-        _given.mesh = None
+        _of_thread.mesh = None
 
 
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
-    """The mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
-    if _given.mesh is not None:
-        return _given.mesh
+    """Return the mesh of `on_mesh`, else one of these sizes on ranks of the fake world."""
+    if _of_thread.mesh is not None:
+        return _of_thread.mesh
     key = tuple(mesh.sizes.items())
     if key not in _meshes:
         if not dist.is_initialized():

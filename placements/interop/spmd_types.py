@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
-from placements.interop.programs import Program
+from placements.testing.programs import Program
 from placements.types.axis import BY_LETTER, AxisType, Shard, V
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType, make
@@ -24,7 +24,7 @@ _peer = cast(Any, spmd_types)
 _checker = cast(Any, spmd_types.checker)
 
 # axis -> R, I, V or P; and the PartitionSpec, if a dim is cut
-Said: TypeAlias = tuple[dict[str, Any], Any]
+PeerTypes: TypeAlias = tuple[dict[str, Any], Any]
 
 _TO_PEER: Mapping[str, Any] = {letter: getattr(spmd_types, letter) for letter in BY_LETTER}
 _FROM_PEER: Mapping[Any, AxisType] = {
@@ -33,7 +33,7 @@ _FROM_PEER: Mapping[Any, AxisType] = {
 
 
 def axis_type_to_peer(t: AxisType) -> Any:
-    """R, I, V, P or S(dim) of `spmd_types`; ValueError for pieces of unequal length."""
+    """Return the word of `spmd_types`; ValueError for pieces of unequal length."""
     if not isinstance(t, Shard):
         return _TO_PEER[t.letter]
     if t.extent is not None and not t.extent.is_even:
@@ -45,7 +45,7 @@ def axis_type_to_peer(t: AxisType) -> Any:
 
 
 def axis_type_from_peer(t: Any) -> AxisType:
-    """Our word for R, I, V, P or S(dim) of `spmd_types`."""
+    """Return our word for R, I, V, P or S(dim) of `spmd_types`."""
     if isinstance(t, _peer.Shard):
         return Shard(t.dim)
     if t not in _FROM_PEER:
@@ -53,8 +53,8 @@ def axis_type_from_peer(t: Any) -> AxisType:
     return _FROM_PEER[t]
 
 
-def to_peer(t: TensorType, ndim: int) -> Said:
-    """A type of ours -> what `spmd_types.assert_type` takes for a tensor of `ndim` dims."""
+def to_peer(t: TensorType, ndim: int) -> PeerTypes:
+    """Return what `spmd_types.assert_type` takes for a tensor of `ndim` dims."""
     said: dict[str, Any] = {}
     for axis, one in t.items():
         axis_type_to_peer(one)  # for its error
@@ -67,7 +67,7 @@ def to_peer(t: TensorType, ndim: int) -> Said:
 
 
 def from_peer(said: Mapping[str, Any], spec: Any, mesh: Mesh) -> TensorType:
-    """What `spmd_types` says of a tensor -> our type on `mesh`.
+    """Return our type on `mesh` for what `spmd_types` says of a tensor.
 
     `said` maps axis names to R, I, V or P; `spec` is the PartitionSpec or None, with axis
     names. The order of axes that share a dim is kept.
@@ -147,7 +147,7 @@ class SpmdTypes(Engine):
 
 @contextmanager
 def _patched_once() -> Generator[None]:
-    """Its patches of torch, held by this thread while others enter and leave the checker.
+    """Hold the peer's patches of torch while threads enter and leave its checker.
 
     Each `typecheck()` of its own installs and removes them, which it says is not for
     threads: the first that leaves would unpatch the others, or leave torch patched.
@@ -176,7 +176,7 @@ def _nothing() -> None:
 
 
 def _named(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:
-    """A PartitionSpec as the names of the axes that cut each dim."""
+    """Return a PartitionSpec as the names of the axes that cut each dim."""
     return [
         tuple(names[axis] for axis in _axes(entry))
         for entry in (() if spec is None else spec)

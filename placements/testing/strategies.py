@@ -6,23 +6,27 @@ Replicate, and shape (1,). Numbers are small integers in float64, so that sums a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.testing.draw.numbers import numbers as numbers
-from placements.testing.draw.numbers import seeded as seeded
-from placements.testing.draw.placed import CHUNKS, ZIGZAG, Cut, Layout, Pattern, split_ranks
+from placements.testing.draw.placed import (
+    CHUNKS,
+    ZIGZAG,
+    CutPattern,
+    UnsizedShard,
+    UnsizedType,
+    split_ranks,
+)
 from placements.testing.draw.routings import routings as routings
+from placements.testing.draw.whole_numbers import numbers as numbers
+from placements.testing.draw.whole_numbers import seeded as seeded
 from placements.types.axis import AxisType, I, Invariant, P, R, Shard, V
 from placements.types.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
-
-T = TypeVar("T")
-Draw = Callable[[st.SearchStrategy[T]], T]
 
 AXES = ("dp", "tp", "ep", "cp")
 
@@ -48,7 +52,7 @@ def meshes(
     max_size: int = 4,
     max_ranks: int = 8,
 ) -> Mesh:
-    """Meshes of sizes alone, with axes named dp, tp, ep, cp."""
+    """Draw meshes of sizes alone, with axes named dp, tp, ep, cp."""
     _check_bounds("meshes(axes)", min_axes, max_axes, 1)
     _check_bounds("meshes(size)", 1, max_size, 1)
     _check_bounds("meshes(ranks)", 1, max_ranks, 1)
@@ -65,7 +69,7 @@ def meshes(
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_size: int = 0, max_size: int = 5
 ) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes; (1,) is the simplest."""
+    """Draw shapes; (1,) is the simplest."""
     _check_bounds("shapes(dims)", min_dims, max_dims)
     _check_bounds("shapes(size)", min_size, max_size)
     sizes = _simplest_first(range(min_size, max_size + 1), 1)
@@ -79,7 +83,7 @@ def _simplest_first(values: Sequence[int], simplest: int) -> st.SearchStrategy[i
 
 @st.composite
 def extents(draw: st.DrawFn, *, total: int, ranks: int) -> Extent:
-    """All ways to cut `total` rows over `ranks` ranks, bound to them."""
+    """Draw all ways to cut `total` rows over `ranks` ranks, bound to them."""
     _check_bounds("extents(total)", 0, total)
     _check_bounds("extents(ranks)", 1, ranks, 1)
     kinds: list[Callable[[], Extent]] = [lambda: Padded(total).over(ranks)]
@@ -109,75 +113,80 @@ def _sizes(draw: st.DrawFn, total: int, ranks: int) -> list[int]:
 
 
 def axis_types(*, ndim: int) -> st.SearchStrategy[AxisType]:
-    """R, I, V, P, and a Shard (without an extent) of each of `ndim` dims."""
+    """Draw R, I, V, P, or a Shard (without an extent) of one of `ndim` dims."""
     _check_bounds("axis_types(ndim)", 0, ndim)
     return st.sampled_from([R, I, V, P, *(Shard(d) for d in range(ndim))])
 
 
-def patterns(*, ranks: int) -> st.SearchStrategy[Pattern]:
-    """Ways to cut a dim of any size, like torch.chunk most of the time."""
-    _check_bounds("patterns(ranks)", 1, ranks, 1)
+def cut_patterns(*, ranks: int) -> st.SearchStrategy[CutPattern]:
+    """Draw ways to cut a dim of any size, like torch.chunk most of the time."""
+    _check_bounds("cut_patterns(ranks)", 1, ranks, 1)
     weights = st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks).map(tuple)
     return st.one_of(
         st.just(CHUNKS),
-        weights.map(lambda w: Pattern(w)),
-        st.sampled_from([Pattern((), 2), Pattern((), 3), ZIGZAG, Pattern((), 2, True)]),
+        weights.map(lambda w: CutPattern(w)),
+        st.sampled_from(
+            [CutPattern((), 2), CutPattern((), 3), ZIGZAG, CutPattern((), 2, True)]
+        ),
     )
 
 
 @st.composite
-def layouts(
+def unsized_types(
     draw: st.DrawFn,
     *,
     mesh: Mesh,
     ndim: int,
     letters: str = "RSPVI",
-    likely: dict[str, AxisType | Cut] | None = None,
-) -> Layout:
-    """What a tensor of `ndim` dims is on each axis of `mesh`, cuts in either order.
+    likely: dict[str, AxisType | UnsizedShard] | None = None,
+) -> UnsizedType:
+    """Draw what a tensor of `ndim` dims is on each axis of `mesh`, cuts in any order.
 
     `likely`: the same for all operands of an op, so that they often fit together.
     """
     _check_mesh("layouts", mesh)
-    _check_bounds("layouts(ndim)", 0, ndim)
+    _check_bounds("unsized_types(ndim)", 0, ndim)
     if not letters or set(letters) - set("RSPVI") or (letters == "S" and not ndim):
         raise ValueError(
-            f"layouts(letters={letters!r}, ndim={ndim}): some of RSPVI, and of one number "
-            "not S alone"
+            f"unsized_types(letters={letters!r}, ndim={ndim}): some of RSPVI, and of one "
+            "number not S alone"
         )
-    axes: dict[str, AxisType | Cut] = {}
+    axes: dict[str, AxisType | UnsizedShard] = {}
     single: dict[str, AxisType] = {"R": R, "I": I, "V": V, "P": P}
     for axis in mesh.axes:
         guess = (likely or {}).get(axis)
-        pattern = guess.pattern if isinstance(guess, Cut) else CHUNKS
+        pattern = guess.pattern if isinstance(guess, UnsizedShard) else CHUNKS
         if "S" in letters and draw(st.integers(0, 7)) == 7:  # operands cut in other ways
-            pattern = draw(patterns(ranks=mesh.sizes[axis]))
-        free: list[AxisType | Cut] = [single[x] for x in letters if x != "S"]
-        cuts = [Cut(d, pattern) for d in range(ndim)] if "S" in letters else []
+            pattern = draw(cut_patterns(ranks=mesh.sizes[axis]))
+        free: list[AxisType | UnsizedShard] = [single[x] for x in letters if x != "S"]
+        cuts = [UnsizedShard(d, pattern) for d in range(ndim)] if "S" in letters else []
         free += cuts
         fitting = [R, guess] if guess else free
         if isinstance(guess, Invariant):
             fitting = [guess]
-        if isinstance(guess, Cut):
+        if isinstance(guess, UnsizedShard):
             fitting = [R, *([cuts[guess.dim]] * 2 if cuts else []), *cuts]
         options = [t for t in fitting if t in free] or free
         # Now and then anything at all: refusals matter too.
         axes[axis] = draw(st.sampled_from(options * 3 + free))
     if len(axes) > 1 and draw(st.booleans()):
         axes = dict(reversed(axes.items()))
-    return Layout(axes)
+    return UnsizedType(axes)
 
 
 @st.composite
-def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | Cut]:
-    """For each axis a type that many operands of one op should have."""
+def likely_types(draw: st.DrawFn, *, mesh: Mesh) -> dict[str, AxisType | UnsizedShard]:
+    """Draw for each axis a type that many operands of one op should have."""
     _check_mesh("likely_types", mesh)
-    likely: dict[str, AxisType | Cut] = {}
+    likely: dict[str, AxisType | UnsizedShard] = {}
     if len(mesh.axes) > 1 and draw(st.integers(0, 7)) == 7:  # several cuts of one dim
-        return dict.fromkeys(mesh.axes, Cut(draw(st.sampled_from([0, -1]))))
+        return dict.fromkeys(mesh.axes, UnsizedShard(draw(st.sampled_from([0, -1]))))
     for axis in mesh.axes:
-        pattern = draw(patterns(ranks=mesh.sizes[axis]))
-        cuts = [Cut(0, pattern), Cut(-1, pattern)]  # rows stand first, features last
+        pattern = draw(cut_patterns(ranks=mesh.sizes[axis]))
+        cuts = [
+            UnsizedShard(0, pattern),
+            UnsizedShard(-1, pattern),
+        ]  # rows stand first, features last
         likely[axis] = draw(st.sampled_from([R, *cuts, P, V, I]))
     return likely
 
@@ -188,7 +197,7 @@ class PlacedTensor:
 
     mesh: Mesh
     shape: tuple[int, ...]
-    layout: Layout
+    layout: UnsizedType
     types: Sequence[TensorType]
     locals: Sequence[Tensor]
 
@@ -212,13 +221,13 @@ def placed_tensors(
     letters: str = "RSPVI",
     dtype: torch.dtype = torch.float64,
 ) -> PlacedTensor:
-    """A tensor on all ranks of `mesh`."""
+    """Draw a tensor on all ranks of `mesh`."""
     _check_mesh("placed_tensors", mesh)
     if shape is None:
         shape = draw(shapes())
     for size in shape:
         _check_bounds("placed_tensors(shape)", 0, size)
-    layout = draw(layouts(mesh=mesh, ndim=len(shape), letters=letters))
+    layout = draw(unsized_types(mesh=mesh, ndim=len(shape), letters=letters))
     generator = seeded(draw(seeds()))
     types = layout.types(mesh, shape)
     held = split_ranks(lambda _: numbers(shape, generator, dtype), types, mesh, generator)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
 from placements.testing import device_mesh, run_ranks
+from placements.testing.compare.one_device import check_value
 from placements.testing.ranks.crashes import CheckerCrash, cause_of, crash_of, is_verdict
 from spmd_moe.bugs.record import KIT, TYPES, VERIFY, Bug
 
@@ -130,11 +130,4 @@ def _compare(bug: Bug, program: Callable[[], Any]) -> None:
     )
     for name, types in bug.results.items():
         found = join([results[name] for results in by_rank], types, Mesh(bug.mesh))
-        wanted = expected[name]
-        assert found.shape == wanted.shape, (
-            f"{name} is not that of one device: its shape is {tuple(found.shape)}, not "
-            f"{tuple(wanted.shape)}"
-        )
-        if not torch.allclose(found, wanted, rtol=1e-12, atol=1e-12, equal_nan=True):
-            worst = (found - wanted).abs().max().item()
-            raise AssertionError(f"{name} is not that of one device: off by {worst:g}")
+        check_value(name, found, expected[name])

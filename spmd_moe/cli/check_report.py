@@ -11,7 +11,7 @@ from placements.runtime.ledger import Entry
 from spmd_moe.checks.configurations import Result
 from spmd_moe.checks.crossings import ARGUMENT, BUFFER, RESULT, Crossing
 from spmd_moe.checks.meshes import Candidate
-from spmd_moe.checks.simulate import OUTPUT, TOLERANCE, Simulated
+from spmd_moe.checks.simulate import OUTPUT, Simulated
 from spmd_moe.checks.trace import Trace
 from spmd_moe.cli.degrees import print_parallel
 from spmd_moe.cli.tables import Cells, print_numbers, print_texts, say, size, width_of
@@ -119,7 +119,7 @@ def _show_differences(console: Console, runs: Sequence[Simulated]) -> None:
         (r, c)
         for r, name in enumerate(names)
         for c, run in enumerate(runs, start=1)
-        if not run.differences[name] <= TOLERANCE
+        if not run.differences[name] <= run.tolerance
     }
     heads = ["tensor", *(configuration(run.parallel) for run in runs)]
     print_numbers(console, heads, rows, red=frozenset(red))
@@ -136,7 +136,7 @@ def _verdict(results: Sequence[Result]) -> Iterator[str]:
     for result in ran:
         name = result.trace.configuration
         if result.run is not None and not result.run.agrees:
-            said = f"the tolerance is {TOLERANCE:.0e}"
+            said = f"the tolerance is {result.run.tolerance:.0e}"
             yield f"FAILED: {name}: numbers differ from those of one device ({said})."
         if result.sent_otherwise:
             said = "; ".join(result.sent_otherwise)

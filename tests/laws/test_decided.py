@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from placements.inference.ops import OPS, ROWS
-from placements.testing.cases import Call, call_names, calls
+from placements.testing.cases import OpCall, call_names, calls
 from placements.testing.laws.decided import SEVERAL_ROWS, STRICT, check_decided
 
 # All names of a row share their flow, and every call is tried with up to 24 types: 92 rows
@@ -25,7 +25,7 @@ NAMES = [
 def test_types_are_accepted_or_refused_rightly(name: str) -> None:
     @settings(max_examples=max(settings().max_examples // SHARE, 5))
     @given(calls(name=name, sizes=SEVERAL_ROWS))
-    def law(call: Call) -> None:
+    def law(call: OpCall) -> None:
         check_decided(call)
 
     law()
@@ -40,7 +40,7 @@ def test_what_is_strict_on_purpose_is_strict(
 
     @settings(max_examples=200, database=None, report_multiple_bugs=False, phases=GENERATE)
     @given(calls(name=name, sizes=SEVERAL_ROWS))
-    def law(call: Call) -> None:
+    def law(call: OpCall) -> None:
         check_decided(call)
 
     with pytest.raises(AssertionError, match="is refused, yet it is right"):
@@ -59,7 +59,7 @@ def test_the_law_finds_a_wrong_row(
 
     @settings(max_examples=20, database=None, report_multiple_bugs=False, phases=GENERATE)
     @given(calls(name=name, sizes=SEVERAL_ROWS))
-    def law(call: Call) -> None:
+    def law(call: OpCall) -> None:
         check_decided(call)
 
     try:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from placements.testing.cases import Call, calls
+from placements.testing.cases import OpCall, calls
 from placements.testing.laws.kept_numbers import KEEP_NUMBERS, is_kept
 
 SHARE = len(KEEP_NUMBERS)
@@ -13,7 +13,7 @@ def check_some_kept(name: str, options: settings) -> None:
     """Some call of the op keeps a number; what is called one always is."""
     kept: list[bool] = []
 
-    def law(call: Call) -> None:
+    def law(call: OpCall) -> None:
         kept.append(is_kept(call) is True)
 
     options(given(calls(name=name))(law))()

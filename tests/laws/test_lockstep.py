@@ -1,11 +1,11 @@
 """Lockstep: all ranks send the same; a rank that does not is reported, with its line."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
-from torch import Tensor
 
 from placements.testing.laws.lockstep import (
     MUTATIONS,
@@ -15,9 +15,9 @@ from placements.testing.laws.lockstep import (
     mutants,
     programs_with_empty_pieces,
 )
-from placements.testing.laws.programs import Program, Step
+from placements.testing.programs import Input, Program, Statement
 from placements.testing.ranks.failures import RankFailure
-from placements.types.axis import P, R
+from placements.types.axis import P
 from placements.types.mesh import Mesh
 
 # The mutations share the examples of a profile.
@@ -36,17 +36,17 @@ def test_ranks_send_the_same_whatever_their_values() -> None:
 
 
 class Lopsided(Program):
-    """Rank 1 leaves the last step out."""
+    """Rank 1 leaves the last statement out."""
 
-    def run(self, **inputs: Tensor) -> Any:
+    def values(self, inputs: Sequence[Any], names: Mapping[str, Any]) -> list[Any]:
         alone = dist.is_initialized() and dist.get_rank() == 1
-        steps = self.steps[:-1] if alone else self.steps
-        return Program(self.mesh, self.size, self.types, steps, self.seed).run(**inputs)
+        statements = self.statements[:-1] if alone else self.statements
+        return Program(self.mesh, self.inputs, statements).values(inputs, names)
 
 
 def lopsided(size: int) -> Lopsided:
-    steps = (Step("double", (0,)), Step("redistribute", (1,), axis="tp", dst=R))
-    return Lopsided(Mesh({"tp": 2}), size, ({"tp": P},), steps, 0)
+    statements = (Statement("x0 * 2"), Statement("to(x1, 'tp', R)"))
+    return Lopsided(Mesh({"tp": 2}), (Input((size, size), (("tp", P),)),), statements)
 
 
 def test_a_rank_that_leaves_a_collective_out_is_found() -> None:

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given, settings
 
 from placements.inference.transitions import TRANSITIONS, Transition, dual_transition
-from placements.testing.laws.moves import MoveCase, check_transition, move_cases
+from placements.testing.laws.transitions_kept import (
+    TransitionCase,
+    check_transition,
+    transition_cases,
+)
 from placements.types.axis import BY_LETTER, DUALS, Shard, dual
 
 # The rows share the examples of a profile.
@@ -26,8 +30,8 @@ def test_the_backward_of_the_backward_is_the_forward(row: Transition) -> None:
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda r: f"{r.call}-{r.src}-{r.dst}")
 def test_transitions_keep_the_value_and_backward_is_adjoint(row: Transition) -> None:
     @settings(max_examples=max(settings().max_examples // SHARE, 50))
-    @given(move_cases(row=row))
-    def law(case: MoveCase) -> None:
+    @given(transition_cases(row=row))
+    def law(case: TransitionCase) -> None:
         check_transition(case)
 
     law()

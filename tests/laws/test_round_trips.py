@@ -70,11 +70,11 @@ BAD_CALLS = [
     lambda: strategies.extents(total=-1, ranks=2),
     lambda: strategies.extents(total=3, ranks=0),
     lambda: strategies.axis_types(ndim=-1),
-    lambda: strategies.patterns(ranks=0),
-    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=-1),
-    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=0, letters="S"),
-    lambda: strategies.layouts(mesh=Mesh({"tp": 2}), ndim=1, letters="X"),
-    lambda: strategies.layouts(mesh={"tp": 2}, ndim=1),  # type: ignore[arg-type]
+    lambda: strategies.cut_patterns(ranks=0),
+    lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=-1),
+    lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=0, letters="S"),
+    lambda: strategies.unsized_types(mesh=Mesh({"tp": 2}), ndim=1, letters="X"),
+    lambda: strategies.unsized_types(mesh={"tp": 2}, ndim=1),  # type: ignore[arg-type]
     lambda: strategies.likely_types(mesh=2),  # type: ignore[arg-type]
     lambda: strategies.placed_tensors(mesh={"tp": 2}),  # type: ignore[arg-type]
     lambda: strategies.placed_tensors(mesh=Mesh({"tp": 2}), shape=(2, -1)),

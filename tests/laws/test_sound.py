@@ -5,15 +5,15 @@ import torch
 from hypothesis import Phase, find, given, settings
 
 from placements.inference.ops import OPS, ROWS
-from placements.testing.cases import CASES, NOT_CALLED, Call, Given, call_names
-from placements.testing.draw.placed import Cut, Layout, Pattern
+from placements.testing.cases import CASES, NOT_CALLED, Given, OpCall, call_names
+from placements.testing.draw.placed import CutPattern, UnsizedShard, UnsizedType
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall, placed_calls
 from placements.testing.laws.sound import (
     check_forgetting,
     check_sound,
     require_accepted,
-    run_ranks,
+    run_each_rank,
 )
 from placements.types.axis import R, V
 from placements.types.mesh import Mesh
@@ -70,24 +70,39 @@ def test_the_law_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_varying_may_be_cut_in_other_ways_by_each_rank() -> None:
     """Each dp rank holds a run of its own, so their cuts over tp need not be alike."""
     mesh = Mesh({"dp": 2, "tp": 4})
-    rows = Layout({"dp": Cut(0), "tp": Cut(0, Pattern(blocks=3))})
-    number = Layout({"dp": V, "tp": R})
+    rows = UnsizedType({"dp": UnsizedShard(0), "tp": UnsizedShard(0, CutPattern(blocks=3))})
+    number = UnsizedType({"dp": V, "tp": R})
     given = (Given((5,)), Given(()))
-    call = Call("add", given, torch.add, "add(x0, x1)")
+    call = OpCall("add", given, torch.add, "add(x0, x1)")
     types = [rows.types(mesh, (5,)), number.types(mesh, ())]
     assert types[0][0]["tp"] != types[0][-1]["tp"]
     assert check_sound(PlacedCall(call, mesh, types, 1625, False, ()))
 
 
-BLOCKS = Pattern(blocks=2)
-OUTER, INNER = {"dp": Cut(0), "tp": Cut(0)}, {"tp": Cut(0), "dp": Cut(0)}
+BLOCKS = CutPattern(blocks=2)
+OUTER, INNER = (
+    {"dp": UnsizedShard(0), "tp": UnsizedShard(0)},
+    {"tp": UnsizedShard(0), "dp": UnsizedShard(0)},
+)
 
 # Operands whose pieces have the same sizes on every rank, and hold other rows.
-OTHER_ROWS: list[tuple[str, tuple[int, ...], dict[str, Cut], dict[str, Cut]]] = [
+OTHER_ROWS: list[
+    tuple[str, tuple[int, ...], dict[str, UnsizedShard], dict[str, UnsizedShard]]
+] = [
     ("add", (4, 4), OUTER, INNER),
-    ("mul", (4, 4), {"tp": Cut(1), "dp": Cut(1)}, {"dp": Cut(1), "tp": Cut(1)}),
-    ("add", (4, 4), {"dp": Cut(0), "tp": Cut(1)}, {"dp": Cut(0, BLOCKS), "tp": Cut(1)}),
-    ("matmul", (4, 4), {"dp": Cut(1)}, {"dp": Cut(0, BLOCKS)}),
+    (
+        "mul",
+        (4, 4),
+        {"tp": UnsizedShard(1), "dp": UnsizedShard(1)},
+        {"dp": UnsizedShard(1), "tp": UnsizedShard(1)},
+    ),
+    (
+        "add",
+        (4, 4),
+        {"dp": UnsizedShard(0), "tp": UnsizedShard(1)},
+        {"dp": UnsizedShard(0, BLOCKS), "tp": UnsizedShard(1)},
+    ),
+    ("matmul", (4, 4), {"dp": UnsizedShard(1)}, {"dp": UnsizedShard(0, BLOCKS)}),
 ]
 
 
@@ -96,10 +111,12 @@ def test_pieces_of_other_rows_are_not_combined(case: int) -> None:
     name, shape, left, right = OTHER_ROWS[case]
     mesh = Mesh({"dp": 2, "tp": 2})
     layouts = [
-        Layout({**cuts, **{axis: R for axis in mesh.axes if axis not in cuts}})
+        UnsizedType({**cuts, **{axis: R for axis in mesh.axes if axis not in cuts}})
         for cuts in (left, right)
     ]
-    call = Call(name, (Given(shape), Given(shape)), getattr(torch, name), f"{name}(x0, x1)")
+    call = OpCall(
+        name, (Given(shape), Given(shape)), getattr(torch, name), f"{name}(x0, x1)"
+    )
     types = [layout.types(mesh, shape) for layout in layouts]
     assert not check_sound(PlacedCall(call, mesh, types, 0, False, ()))
 
@@ -115,7 +132,7 @@ def test_an_op_that_may_forget_does(name: str) -> None:
         except InvalidCallError:
             return False
         given = [t.letter for types in placed.types for t in types[0].types]
-        ranks, error = run_ranks(placed, held)
+        ranks, error = run_each_rank(placed, held)
         return (
             error is None
             and "V" not in given

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import placements.testing.laws.moves as moves
+import placements.testing.laws.transitions_kept as moves
 from placements.inference import transitions
 from placements.testing import strategies
-from placements.testing.cases import Call, calls
+from placements.testing.cases import OpCall, calls
 from placements.testing.laws import round_trips, tight
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.decided import SEVERAL_ROWS, check_decided
 from placements.testing.laws.draws import check_draw
-from placements.testing.laws.losses import check_loss
+from placements.testing.laws.loss_types import check_loss
 from placements.testing.laws.placed_calls import PlacedCall, placed_calls
-from placements.testing.laws.programs import check_program, programs
+from placements.testing.laws.short_programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
 from tests.laws import (
     test_kept_numbers,
@@ -107,7 +107,7 @@ def decided(argument: str) -> None:
     name, _, factor = argument.partition(" ")
     held: set[str] = set()
 
-    def law(call: Call) -> None:
+    def law(call: OpCall) -> None:
         form = f"{call.text} {[given.shape for given in call.operands]}"
         if form not in held:
             check_decided(call, most=48)
@@ -137,7 +137,7 @@ def draws(argument: str) -> None:
 def move(number: str) -> None:
     """One row of the table of transitions keeps the value; backward is the adjoint."""
     row = transitions.TRANSITIONS[int(number)]
-    examples("moves")(given(moves.move_cases(row=row))(moves.check_transition))()
+    examples("moves")(given(moves.transition_cases(row=row))(moves.check_transition))()
 
 
 def duality(_: str) -> None:

@@ -70,12 +70,12 @@ MUTANTS = (
     ),
     Mutant(
         "token index of another order", fill_slots,
-        ".repeat_interleave(choices)[order_N]", ".repeat(choices)[order_N]", REFERENCE, "y: ",
+        ".repeat_interleave(choices)[order_N]", ".repeat(choices)[order_N]", REFERENCE, "y is not",
     ),
     Mutant(
         "scores not permuted", fill_slots,
         "own_rows(routing.gates_TK).flatten()[order_N]",
-        "own_rows(routing.gates_TK).flatten()", REFERENCE, "y: ", BEFORE,
+        "own_rows(routing.gates_TK).flatten()", REFERENCE, "y is not", BEFORE,
     ),
     Mutant(
         "return splits swapped", AllToAllDispatcher.collect,
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows not regrouped by expert", AllToAllDispatcher._exchange,
-        "rows_MD.index_select(0, order_M)", "rows_MD", REFERENCE, "y: ",
+        "rows_MD.index_select(0, order_M)", "rows_MD", REFERENCE, "y is not",
     ),
     Mutant(
         "the order of the slots for that of the rows", AllToAllDispatcher.collect,

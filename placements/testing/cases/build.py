@@ -51,7 +51,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """One call: `run(*operands)`; `reference(*globals, shape)` if it is not the same."""
 
     name: str
@@ -88,11 +88,11 @@ class Builder:
         return self.pick(*self.sizes)
 
     def some(self, most: int) -> int:
-        """A size from one on; from two on where all dims have several rows."""
+        """Draw a size from one on; from two on where all dims have several rows."""
         return self.number(1 if min(self.sizes) < 2 else 2, most)
 
     def rows(self, size: int) -> int:
-        """How many rows to address; not all of them where all dims have several rows."""
+        """Draw how many rows to address; not all where all dims have several rows."""
         return self.number(0, size) if min(self.sizes) < 2 else self.number(1, size - 1)
 
     def shape(self, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
@@ -100,16 +100,16 @@ class Builder:
         return tuple(self.size() for _ in range(ndim))
 
     def dim(self, shape: Sequence[int]) -> int:
-        """A dim, counted from the front or the back."""
+        """Draw a dim, counted from the front or the back."""
         return self.number(-len(shape), len(shape) - 1)
 
     def under(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A shape that is broadcast to `shape`."""
+        """Draw a shape that is broadcast to `shape`."""
         kept = tuple(1 if self.number(0, 3) == 3 else size for size in shape)
         return kept[self.pick(0, 0, 0, min(1, len(shape))) :]
 
     def value(self, *shape: int, **kind: Any) -> int:
-        """Add an operand; its place among them."""
+        """Add an operand, and return its number."""
         self.operands.append(Given(shape, **kind))
         return len(self.operands) - 1
 
@@ -120,7 +120,7 @@ class Builder:
         return self.value(*shape, dtype=torch.bool, letters="RSVI")
 
     def index(self, target: int, dim: int, *shape: int, **kind: Any) -> int:
-        """Rows of `dim` of an operand that was added before."""
+        """Add an index that holds rows of `dim` of an earlier operand."""
         dims = len(self.operands[target].shape)
         return self.whole(*shape, letters="RSVI", rows_of=(target, dim % dims), **kind)
 
@@ -131,8 +131,8 @@ class Builder:
         reference: Function | None = None,
         drawn: bool = False,
         **kwargs: Any,
-    ) -> Call:
-        """The call with these arguments after the operands; `run` if it is another."""
+    ) -> OpCall:
+        """Return the call with these arguments after the operands, or that of `run`."""
         fn = self.fn
 
         def default(*tensors: Tensor) -> Any:
@@ -140,7 +140,7 @@ class Builder:
 
         names = [f"x{k}" for k in range(len(self.operands))]
         said = [*names, *map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
-        return Call(
+        return OpCall(
             self.name, tuple(self.operands), run or default,
             f"{self.name}({', '.join(said)})", reference, drawn,
         )  # fmt: skip
@@ -165,7 +165,7 @@ _ELSEWHERE: dict[str, Function] = {
 
 
 def function_of(name: str) -> Function:
-    """The torch function of a name in the table; an in-place one writes to a clone."""
+    """Return the torch function of a name; an in-place function writes to a clone."""
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     for owner in (torch.Tensor, torch, F):

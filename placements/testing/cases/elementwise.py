@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placements.testing.cases.build import Builder, Call
+from placements.testing.cases.build import Builder, OpCall
 
 
-def unary(b: Builder) -> Call:
+def unary(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call()
 
 
-def unary_whole(b: Builder) -> Call:
+def unary_whole(b: Builder) -> OpCall:
     b.value(*b.shape(), dtype=b.pick(torch.int64, torch.bool), letters="RSVI")
     return b.call()
 
 
-def binary(b: Builder) -> Call:
+def binary(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     if b.number(0, 3) == 3:
@@ -31,14 +31,14 @@ def binary(b: Builder) -> Call:
     return b.call()
 
 
-def binary_tensors(b: Builder) -> Call:
+def binary_tensors(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.value(*b.under(shape))
     return b.call()
 
 
-def binary_whole(b: Builder) -> Call:
+def binary_whole(b: Builder) -> OpCall:
     shape = b.shape()
     dtype = torch.int64 if "shift" in b.name else b.pick(torch.int64, torch.bool)
     below = 3 if "shift" in b.name else None
@@ -47,18 +47,18 @@ def binary_whole(b: Builder) -> Call:
     return b.call()
 
 
-def shifted_by_tensor(b: Builder) -> Call:
+def shifted_by_tensor(b: Builder) -> OpCall:
     shape = b.shape()
     b.whole(*shape, letters="RSVI", below=3)
     return b.call(b.pick(1, 2))
 
 
-def with_number(b: Builder) -> Call:
+def with_number(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call(b.pick(2, 3, 0))
 
 
-def clamp(b: Builder) -> Call:
+def clamp(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     if b.pick(True, False):
@@ -68,12 +68,12 @@ def clamp(b: Builder) -> Call:
     return b.call()
 
 
-def threshold(b: Builder) -> Call:
+def threshold(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call(0.5, 2.0)
 
 
-def ternary(b: Builder) -> Call:
+def ternary(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.value(*b.under(shape))
@@ -81,7 +81,7 @@ def ternary(b: Builder) -> Call:
     return b.call()
 
 
-def lerp(b: Builder) -> Call:
+def lerp(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.value(*b.under(shape))
@@ -91,7 +91,7 @@ def lerp(b: Builder) -> Call:
     return b.call()
 
 
-def quotient(b: Builder) -> Call:
+def quotient(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     rounding = b.pick(None, None, "floor")
@@ -104,7 +104,7 @@ def quotient(b: Builder) -> Call:
     return b.call(**options)
 
 
-def where(b: Builder) -> Call:
+def where(b: Builder) -> OpCall:
     shape = b.shape()
     b.mask(*b.under(shape))
     b.value(*shape)
@@ -114,7 +114,7 @@ def where(b: Builder) -> Call:
     return b.call(b.pick(0.0, 1.0))
 
 
-def masked_fill(b: Builder) -> Call:
+def masked_fill(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.mask(*b.under(shape))
@@ -124,7 +124,7 @@ def masked_fill(b: Builder) -> Call:
     return b.call()
 
 
-def cast(b: Builder) -> Call:
+def cast(b: Builder) -> OpCall:
     dtype = b.pick(torch.float64, torch.int64, torch.bool)
     b.value(*b.shape(), dtype=dtype, letters="RSPVI" if dtype != torch.bool else "RSVI")
     if b.name == "to":
@@ -142,14 +142,14 @@ def cast(b: Builder) -> Call:
     return b.call()
 
 
-def copy(b: Builder) -> Call:
+def copy(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.value(*b.under(shape))
     return b.call()
 
 
-def fill(b: Builder) -> Call:
+def fill(b: Builder) -> OpCall:
     b.value(*b.shape())
     if "zero" in b.name:
         return b.call()
@@ -159,7 +159,7 @@ def fill(b: Builder) -> Call:
     return b.call()
 
 
-def reduction(b: Builder) -> Call:
+def reduction(b: Builder) -> OpCall:
     shape = b.shape(1)
     whole = torch.float64 if b.name.startswith("nan") else torch.int64  # no NaN there
     b.value(*shape, dtype=b.pick(torch.float64, torch.float64, whole))
@@ -184,7 +184,7 @@ def reduction(b: Builder) -> Call:
     return b.call(dim, keepdim=True)
 
 
-def norm(b: Builder) -> Call:
+def norm(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     form = b.pick("plain", "dim", "keyword")
@@ -195,7 +195,7 @@ def norm(b: Builder) -> Call:
     return b.call(2, dim=b.dim(shape), keepdim=True)
 
 
-def choice(b: Builder) -> Call:
+def choice(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     form = b.pick("dim", "all", "other", "keyword")
@@ -213,7 +213,7 @@ def choice(b: Builder) -> Call:
     return b.call(b.dim(shape), *b.pick((), (True,)) if "cum" not in b.name else ())
 
 
-def position(b: Builder) -> Call:
+def position(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     form = b.pick("dim", "all", "keepdim")
@@ -222,14 +222,14 @@ def position(b: Builder) -> Call:
     return b.call(b.dim(shape), keepdim=form == "keepdim")
 
 
-def along(b: Builder) -> Call:
+def along(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     dim = b.dim(shape)
     return b.call(dim) if b.pick(True, False) else b.call(dim=dim)
 
 
-def normalize(b: Builder) -> Call:
+def normalize(b: Builder) -> OpCall:
     shape = b.shape(2)
     b.value(*shape)
     form = b.pick("keyword", "positional", "default")
@@ -238,7 +238,7 @@ def normalize(b: Builder) -> Call:
     return b.call(2.0, b.dim(shape)) if form == "positional" else b.call()
 
 
-def flip(b: Builder) -> Call:
+def flip(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     dims = sorted({b.dim(shape) % len(shape), b.dim(shape) % len(shape)})
@@ -248,7 +248,7 @@ def flip(b: Builder) -> Call:
     return b.call(*dims) if form == "arguments" else b.call(dims)
 
 
-def roll(b: Builder) -> Call:
+def roll(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     form = b.pick("dim", "keyword", "flat")
@@ -259,7 +259,7 @@ def roll(b: Builder) -> Call:
     return b.call(b.number(1, 2), b.dim(shape))
 
 
-def ordering(b: Builder) -> Call:
+def ordering(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     if b.name == "msort":
@@ -275,7 +275,7 @@ def ordering(b: Builder) -> Call:
     return b.call(b.dim(shape))
 
 
-def bincount(b: Builder) -> Call:
+def bincount(b: Builder) -> OpCall:
     size = b.size()
     b.whole(size, letters="RSVI", below=3)
     if b.pick(True, False):
@@ -290,12 +290,12 @@ def bincount(b: Builder) -> Call:
     return b.call(run=run) if weighted or b.pick(True, False) else b.call()
 
 
-def histc(b: Builder) -> Call:
+def histc(b: Builder) -> OpCall:
     b.value(*b.shape(1))
     return b.call(3, -3, 4) if b.pick(True, False) else b.call(bins=3, min=-3, max=4)
 
 
-def one_hot(b: Builder) -> Call:
+def one_hot(b: Builder) -> OpCall:
     classes = b.pick(9, 10, -1)
     # Of few ids: all pieces of many have the largest, and then the width is right.
     b.whole(*(b.shape(0, 1) if classes < 0 else b.shape()), below=9)

@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from placements.testing.cases.build import Builder, Call
+from placements.testing.cases.build import Builder, OpCall
 
 
 def _smaller(b: Builder, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """An index's shape: as the target, but for fewer rows in some dims."""
+    """Return an index's shape: as the target, but for fewer rows in some dims."""
     rows = [
         n if d != dim and b.number(0, 3) < 3 else b.rows(n) for d, n in enumerate(shape)
     ]
     return tuple(rows)
 
 
-def gather(b: Builder) -> Call:
+def gather(b: Builder) -> OpCall:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
@@ -31,7 +31,7 @@ def gather(b: Builder) -> Call:
     return b.call(run=lambda x, i: fn(x, dim, i))
 
 
-def take_along_dim(b: Builder) -> Call:
+def take_along_dim(b: Builder) -> OpCall:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
@@ -43,7 +43,7 @@ def take_along_dim(b: Builder) -> Call:
     return b.call(run=lambda x, i: fn(x, i, dim))
 
 
-def index_select(b: Builder) -> Call:
+def index_select(b: Builder) -> OpCall:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
@@ -52,7 +52,7 @@ def index_select(b: Builder) -> Call:
     return b.call(run=lambda x, i: fn(x, dim, i))
 
 
-def embedding(b: Builder) -> Call:
+def embedding(b: Builder) -> OpCall:
     weight = b.value(b.size(), b.size())
     b.index(weight, 0, *b.shape(0, 2))
     fn = b.fn
@@ -61,7 +61,7 @@ def embedding(b: Builder) -> Call:
     return b.call(run=lambda w, i: fn(i, w, **options))
 
 
-def scatter(b: Builder) -> Call:
+def scatter(b: Builder) -> OpCall:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
@@ -78,10 +78,10 @@ def scatter(b: Builder) -> Call:
     more = tuple(n + b.number(0, 1) for n in taken) if larger else taken
     b.value(*more)
     call = b.call(run=lambda x, i, s: fn(x, dim, i, s, *reduces))
-    return Call(call.name, call.operands, call.run, f"{call.text}{[dim, *reduces]}")
+    return OpCall(call.name, call.operands, call.run, f"{call.text}{[dim, *reduces]}")
 
 
-def index_write(b: Builder) -> Call:
+def index_write(b: Builder) -> OpCall:
     shape = b.shape(1)
     dim = b.dim(shape)
     x = b.value(*shape)
@@ -103,7 +103,7 @@ def index_write(b: Builder) -> Call:
 def _key(
     b: Builder, x: int, shape: tuple[int, ...], unique: bool
 ) -> tuple[list[Any], list[int]]:
-    """A key as a list in which numbers of operands stand for tensors."""
+    """Return a key as a list in which numbers of operands stand for tensors."""
     key: list[Any] = []
     tensors: list[int] = []
     forms = ["all", "index", "mask", "int", "part", "more all"]
@@ -144,7 +144,7 @@ def _filled(key: list[Any], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return tuple(tensors[k[1]] if isinstance(k, tuple) else k for k in key)
 
 
-def getitem(b: Builder) -> Call:
+def getitem(b: Builder) -> OpCall:
     shape = b.shape(1)
     x = b.value(*shape)
     key, _ = _key(b, x, shape, unique=False)
@@ -155,10 +155,10 @@ def getitem(b: Builder) -> Call:
         return fn(tensors[0], full if len(full) != 1 else full[0])
 
     call = b.call(run=run)
-    return Call(call.name, call.operands, run, f"x0[{key}]")
+    return OpCall(call.name, call.operands, run, f"x0[{key}]")
 
 
-def setitem(b: Builder) -> Call:
+def setitem(b: Builder) -> OpCall:
     shape = b.shape(1)
     x = b.value(*shape)
     key, _ = _key(b, x, shape, unique=True)
@@ -178,7 +178,7 @@ def setitem(b: Builder) -> Call:
         run = lambda *ts: fn(ts[0], _filled(key, ts), ts[value])  # noqa: E731
         said = f"x{value}"
     call = b.call(run=run)
-    return Call(call.name, call.operands, run, f"x0[{key}] = {said}")
+    return OpCall(call.name, call.operands, run, f"x0[{key}] = {said}")
 
 
 def _value_shape(
@@ -196,7 +196,7 @@ def _value_shape(
     return b.under(tuple(full))
 
 
-def index_put(b: Builder) -> Call:
+def index_put(b: Builder) -> OpCall:
     shape = b.shape(1)
     x = b.value(*shape)
     count = b.rows(shape[0])
@@ -208,13 +208,13 @@ def index_put(b: Builder) -> Call:
     return b.call(run=lambda x, i, v: fn(x, (i,), v, not unique))
 
 
-def masked_select(b: Builder) -> Call:
+def masked_select(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.mask(*b.under(shape))
     return b.call()
 
 
-def nonzero(b: Builder) -> Call:
+def nonzero(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placements.testing.cases.build import Builder, Call
+from placements.testing.cases.build import Builder, OpCall
 
 # equations, and the sizes of the operands by letter
 _EQUATIONS = (
@@ -18,7 +18,7 @@ _EQUATIONS = (
 )  # fmt: skip
 
 
-def matmul(b: Builder) -> Call:
+def matmul(b: Builder) -> OpCall:
     m, k, n, batch = b.size(), b.size(), b.size(), b.pick(1, 2, 3)
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -45,7 +45,7 @@ def matmul(b: Builder) -> Call:
     return b.call()
 
 
-def linear(b: Builder) -> Call:
+def linear(b: Builder) -> OpCall:
     k, n = b.size(), b.size()
     b.value(*b.shape(0, 2), k)
     vector = b.pick(False, False, False, True)
@@ -55,7 +55,7 @@ def linear(b: Builder) -> Call:
     return b.call()
 
 
-def add_product(b: Builder) -> Call:
+def add_product(b: Builder) -> OpCall:
     m, k, n = b.size(), b.size(), b.size()
     batch = (b.pick(1, 2, 3),) if b.name.startswith("baddbmm") else ()
     right = () if b.name.startswith("addmv") else (n,)
@@ -73,13 +73,13 @@ def add_product(b: Builder) -> Call:
     return b.call(**factors)
 
 
-def outer(b: Builder) -> Call:
+def outer(b: Builder) -> OpCall:
     b.value(b.size())
     b.value(b.size())
     return b.call()
 
 
-def einsum(b: Builder) -> Call:
+def einsum(b: Builder) -> OpCall:
     equation = b.pick(*_EQUATIONS)
     sizes = {letter: b.size() for letter in "bijkl"}
     for term in equation.partition("->")[0].split(","):
@@ -87,11 +87,11 @@ def einsum(b: Builder) -> Call:
         b.value(*lead, *(sizes[c] for c in term.replace("...", "")))
     fn = b.fn
     call = b.call(run=lambda *xs: fn(equation, *xs))
-    return Call(call.name, call.operands, call.run, f"einsum({equation!r}, ...)")
+    return OpCall(call.name, call.operands, call.run, f"einsum({equation!r}, ...)")
 
 
-def grouped(b: Builder) -> Call:
-    """Sizes that the kernel takes are multiples of 16 bytes."""
+def grouped(b: Builder) -> OpCall:
+    """Return a grouped product; the kernel takes sizes that are multiples of 16 bytes."""
     rows, groups = b.pick(4, 2, 5), b.some(3)
     b.value(rows, 4, dtype=torch.float32)
     b.value(groups, 4, 4, dtype=torch.float32)
@@ -100,7 +100,7 @@ def grouped(b: Builder) -> Call:
     return b.call(run=lambda x, w, ends: fn(x, w, offs=ends))
 
 
-def attention(b: Builder) -> Call:
+def attention(b: Builder) -> OpCall:
     lead = b.pick((2,), (2, 2), (1,), ())
     rows, keys, d, e = b.some(4), b.some(4), b.some(3), b.some(3)
     b.value(*lead, rows, d)
@@ -113,7 +113,7 @@ def attention(b: Builder) -> Call:
     return b.call(is_causal=form == "causal")
 
 
-def normalised(b: Builder) -> Call:
+def normalised(b: Builder) -> OpCall:
     shape = b.shape(1)
     last = shape[-1:] if b.pick(True, False) else shape[-2:]
     b.value(*shape)
@@ -124,7 +124,7 @@ def normalised(b: Builder) -> Call:
     return b.call(run=lambda x, *rest: fn(x, last, *rest, eps=0.1))
 
 
-def cross_entropy(b: Builder) -> Call:
+def cross_entropy(b: Builder) -> OpCall:
     classes = b.some(4)
     lead = (b.size(),) if b.pick(True, True, False) else ()
     rest = b.pick((), (), (2,)) if lead else ()
@@ -141,7 +141,7 @@ def cross_entropy(b: Builder) -> Call:
     return b.call(run=lambda *xs: fn(*xs, reduction=reduction))
 
 
-def elementwise_loss(b: Builder) -> Call:
+def elementwise_loss(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     b.value(*shape)

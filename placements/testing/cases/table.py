@@ -1,4 +1,4 @@
-"""Table: for every op of `placements.ops`, the builder of its calls."""
+"""Table: for every op of `placements.inference.ops`, the builder of its calls."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,9 +11,9 @@ from placements.testing.cases import elementwise as e
 from placements.testing.cases import indexing as i
 from placements.testing.cases import products as p
 from placements.testing.cases import views as v
-from placements.testing.cases.build import Builder, Call, function_of, is_callable
+from placements.testing.cases.build import Builder, OpCall, function_of, is_callable
 
-BY_BUILDER: dict[Callable[[Builder], Call], str] = {
+BY_BUILDER: dict[Callable[[Builder], OpCall], str] = {
     e.unary: "abs absolute acos acosh asin asinh atan atanh ceil celu cos cosh elu erf "
     "erfc erfinv exp exp2 expm1 floor frac gelu hardsigmoid hardswish hardtanh isfinite "
     "isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 logical_not "
@@ -121,13 +121,13 @@ NOT_CALLED: dict[str, str] = {
     ),
 }
 
-CASES: dict[str, Callable[[Builder], Call]] = {
+CASES: dict[str, Callable[[Builder], OpCall]] = {
     name: builder for builder, names in BY_BUILDER.items() for name in names.split()
 }
 
 
 def call_names() -> list[str]:
-    """Every name that the table knows and torch has, in-place forms included."""
+    """Return every name that the table knows and torch has, in-place forms included."""
     names: list[str] = []
     for name in OPS:
         plain = is_callable(name)
@@ -140,8 +140,10 @@ def call_names() -> list[str]:
 
 
 @st.composite
-def calls(draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)) -> Call:
-    """Calls of one op by its name in the table (or its in-place form).
+def calls(
+    draw: st.DrawFn, *, name: str, sizes: Sequence[int] = (1, 2, 3, 4, 5, 0)
+) -> OpCall:
+    """Draw calls of one op by its name in the table (or its in-place form).
 
     `sizes`: of dims, the simplest first.
     """

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placements.testing.cases.build import Builder, Call
+from placements.testing.cases.build import Builder, OpCall
 
 
 def _flat_order(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """A reshape keeps the elements and their order, whatever the sizes are."""
+    """Return the reference: a reshape keeps the elements and their order."""
     return x.reshape(tuple(shape))
 
 
-def reshape(b: Builder) -> Call:
-    """Dims merged, one dim split, or both; sizes as a rank computes them."""
+def reshape(b: Builder) -> OpCall:
+    """Return a call that merges dims, splits one, or both; a rank computes the sizes."""
     shape = b.shape(1)
     b.value(*shape)
     first = b.number(0, len(shape) - 1)
@@ -54,10 +54,10 @@ def reshape(b: Builder) -> Call:
 
     call = b.call(run=run, reference=_flat_order)
     text = f"{b.name}(x0, {form}, dims {first}..{last}, {factor}, {inner_first})"
-    return Call(call.name, call.operands, call.run, text, call.reference)
+    return OpCall(call.name, call.operands, call.run, text, call.reference)
 
 
-def flatten(b: Builder) -> Call:
+def flatten(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     if b.name == "ravel" or not shape:
@@ -66,7 +66,7 @@ def flatten(b: Builder) -> Call:
     return b.call(first, b.number(first, len(shape) - 1))
 
 
-def unflatten(b: Builder) -> Call:
+def unflatten(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     factor = b.number(1, 3)
@@ -74,7 +74,7 @@ def unflatten(b: Builder) -> Call:
     return b.call(b.dim(shape), sizes, reference=_flat_order)
 
 
-def permute(b: Builder) -> Call:
+def permute(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     order = list(range(len(shape)))
@@ -85,7 +85,7 @@ def permute(b: Builder) -> Call:
     return b.call(order) if b.pick(True, False) else b.call(*order)
 
 
-def two_dims(b: Builder) -> Call:
+def two_dims(b: Builder) -> OpCall:
     if b.pick(False, False, False, True):  # torch lets one number have a last dim
         b.value()
         return b.call(-1, 0)
@@ -94,18 +94,18 @@ def two_dims(b: Builder) -> Call:
     return b.call(b.dim(shape), b.dim(shape))
 
 
-def matrix(b: Builder) -> Call:
+def matrix(b: Builder) -> OpCall:
     number = b.pick(False, False, False, True)
     b.value(*(() if number else b.shape(2, 2 if b.name == "T" else 3)))
     return b.call()
 
 
-def at_most_matrix(b: Builder) -> Call:
+def at_most_matrix(b: Builder) -> OpCall:
     b.value(*b.shape(0, 2))
     return b.call()
 
 
-def movedim(b: Builder) -> Call:
+def movedim(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     if len(shape) > 1 and b.pick(False, True):
@@ -113,19 +113,19 @@ def movedim(b: Builder) -> Call:
     return b.call(b.dim(shape), b.dim(shape))
 
 
-def squeeze(b: Builder) -> Call:
+def squeeze(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     return b.call(b.dim(shape)) if b.pick(True, False) else b.call()
 
 
-def unsqueeze(b: Builder) -> Call:
+def unsqueeze(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     return b.call(b.number(-len(shape) - 1, len(shape)))
 
 
-def expand(b: Builder) -> Call:
+def expand(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     lead = b.pick((), (2,))
@@ -141,7 +141,7 @@ def expand(b: Builder) -> Call:
     return b.call(run=run)
 
 
-def repeat(b: Builder) -> Call:
+def repeat(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
     lead = b.pick((), (2,)) if shape else (2,)
@@ -151,7 +151,7 @@ def repeat(b: Builder) -> Call:
     return b.call(times) if b.pick(True, False) else b.call(*times)
 
 
-def repeat_interleave(b: Builder) -> Call:
+def repeat_interleave(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     form = b.pick("dim", "flat", "tensor")
@@ -162,7 +162,7 @@ def repeat_interleave(b: Builder) -> Call:
     return b.call(2) if form == "flat" else b.call(2, b.dim(shape))
 
 
-def narrow(b: Builder) -> Call:
+def narrow(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     dim = b.dim(shape)
@@ -170,19 +170,19 @@ def narrow(b: Builder) -> Call:
     return b.call(dim, start, b.number(0, shape[dim] - start))
 
 
-def select(b: Builder) -> Call:
+def select(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     return b.call(b.dim(shape), b.number(-1, 0))
 
 
-def unbind(b: Builder) -> Call:
+def unbind(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     return b.call(b.dim(shape))
 
 
-def pieces(b: Builder) -> Call:
+def pieces(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     dim = b.dim(shape)
@@ -192,7 +192,7 @@ def pieces(b: Builder) -> Call:
     return b.call(b.some(3), dim)
 
 
-def joined(b: Builder) -> Call:
+def joined(b: Builder) -> OpCall:
     shape = list(b.shape(1))
     dim = b.dim(shape)
     for _ in range(b.some(3)):
@@ -202,7 +202,7 @@ def joined(b: Builder) -> Call:
     return b.call(run=lambda *xs: fn(list(xs), dim))
 
 
-def stacked(b: Builder) -> Call:
+def stacked(b: Builder) -> OpCall:
     shape = b.shape()
     for _ in range(b.number(1, 3)):
         b.value(*shape)
@@ -211,60 +211,60 @@ def stacked(b: Builder) -> Call:
     return b.call(run=lambda *xs: fn(xs, dim))
 
 
-def triangle(b: Builder) -> Call:
+def triangle(b: Builder) -> OpCall:
     b.value(*b.shape(2))
     return b.call() if b.pick(True, False) else b.call(b.number(-1, 1))
 
 
-def pad(b: Builder) -> Call:
+def pad(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     pads = [b.number(0, 2) for _ in range(2 * b.number(1, len(shape)))]
     return b.call(pads) if b.pick(True, False) else b.call(pads, value=b.pick(0.0, 1.0))
 
 
-def filled_like(b: Builder) -> Call:
+def filled_like(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call(b.pick(0, 2)) if "full" in b.name else b.call()
 
 
-def filled_new(b: Builder) -> Call:
+def filled_new(b: Builder) -> OpCall:
     b.value(*b.shape())
     shape = b.shape()
     return b.call(shape, b.pick(0, 2)) if "full" in b.name else b.call(shape)
 
 
-def filled(b: Builder) -> Call:
+def filled(b: Builder) -> OpCall:
     shape = b.shape()
     return b.call(shape, b.pick(0, 2)) if "full" in b.name else b.call(shape)
 
 
-def empty_like(b: Builder) -> Call:
+def empty_like(b: Builder) -> OpCall:
     b.value(*b.shape())
     shape = () if b.name == "empty_like" else (b.shape(),)
     return b.call(*shape, drawn=True)
 
 
-def empty(b: Builder) -> Call:
+def empty(b: Builder) -> OpCall:
     shape = b.shape()
     strides = [(1,) * len(shape)] if b.name == "empty_strided" else []
     return b.call(shape, *strides, drawn=True)
 
 
-def counted(b: Builder) -> Call:
+def counted(b: Builder) -> OpCall:
     if b.name == "linspace":
         return b.call(0, 1, b.size())
     return b.call(b.size()) if b.pick(True, False) or b.name == "eye" else b.call(1, 5, 2)
 
 
-def dropout(b: Builder) -> Call:
+def dropout(b: Builder) -> OpCall:
     b.value(*b.shape())
     if b.pick(True, False):
         return b.call(0.5, drawn=True)
     return b.call(p=b.pick(0.0, 0.5), training=False)
 
 
-def sample(b: Builder) -> Call:
+def sample(b: Builder) -> OpCall:
     if b.name == "multinomial":
         b.value(b.size() + 1, 3, positive=True)
         return b.call(2, drawn=True)
@@ -272,12 +272,12 @@ def sample(b: Builder) -> Call:
     return b.call(drawn=True)
 
 
-def drawn_like(b: Builder) -> Call:
+def drawn_like(b: Builder) -> OpCall:
     b.value(*b.shape())
     return b.call(*((0, 9) if "randint" in b.name else ()), drawn=True)
 
 
-def drawn(b: Builder) -> Call:
+def drawn(b: Builder) -> OpCall:
     if b.name == "randperm":
         return b.call(b.size(), drawn=True)
     shape = b.shape()

@@ -26,7 +26,7 @@ from placements.testing.compare.adjoint_arguments import (
     parts_of,
     taken_by_name,
 )
-from placements.testing.draw.numbers import seeded
+from placements.testing.draw.whole_numbers import seeded
 from placements.testing.ranks.run import device_mesh, run_ranks
 from placements.types.axis import Partial, TypesLike, Varying, dual
 from placements.types.meaning import join, split
@@ -52,7 +52,7 @@ def check_adjoint(
     seed: int = 0,
     tolerance: float = 1e-6,
 ) -> None:
-    """AssertionError, naming the input, if the backward of `fn` is not its adjoint.
+    """Raise AssertionError, naming the input, if the backward of `fn` is not its adjoint.
 
     `fn` is called on every simulated rank with its parts of the inputs, by name (in order
     if it takes `*args`); `inputs` gives each input's global value (float64; for Varying
@@ -121,7 +121,7 @@ def _check_changes(
     mesh: Mesh,
     tolerance: float,
 ) -> None:
-    """Results change as `outs` says: of values that are all zero, only changes differ."""
+    """Check that results change as `outs` says; where all are zero, only changes differ."""
     for k, claim in enumerate(claims):
         by_rank = [change[k] for change in changes]
         what = f"the change of result {k} with {name}"
@@ -133,7 +133,7 @@ def _check_changes(
 
 
 def _drawn(shape: Sequence[int], types: Types, mesh: Mesh, seed: int, name: str) -> ByRank:
-    """A random tensor of that type, by rank; summands of a Partial are drawn too."""
+    """Return a random tensor of that type, by rank; summands of a Partial are drawn too."""
     generator = seeded(seed, name)
     value = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     parts = split(value, types, mesh)
@@ -152,7 +152,7 @@ def _drawn(shape: Sequence[int], types: Types, mesh: Mesh, seed: int, name: str)
 
 
 def _cotangent(y: Tensor, types: Types, mesh: Mesh, rank: int, seed: int, k: int) -> Tensor:
-    """A cotangent of the dual type: the same on ranks where that is Replicate or I."""
+    """Return a cotangent of the dual type, equal where that is Replicate or Invariant."""
     place = mesh.coordinates()[rank]
     own = {axis: place[axis] for axis, t in types.items() if dual(t).letter not in "RI"}
     generator = seeded(seed, "w", k, own)
@@ -168,7 +168,7 @@ def _own(held: Mapping[str, ByRank]) -> dict[str, Tensor]:
 
 
 def _returned(fn: Callable[..., Any], by_name: bool, held: Mapping[str, ByRank]) -> Any:
-    """What `fn` returns on this rank, whatever it is."""
+    """Return what `fn` returns on this rank, whatever it is."""
     with set_current_mesh(device_mesh()):
         return _called(fn, by_name, _own(held))
 
@@ -184,7 +184,7 @@ def _derivatives(
     tangents: Mapping[str, ByRank],
     weights: Sequence[ByRank],
 ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-    """For each input its gradient, and how fast each result changes along its tangent."""
+    """Return each input's gradient, and how fast results change along its tangent."""
     rank = dist.get_rank()
     xs = _own(held)
     with set_current_mesh(device_mesh()):
@@ -214,7 +214,7 @@ def _derivatives(
 def _results(
     returned: Sequence[Any], claims: Sequence[Types], mesh: Mesh, tolerance: float
 ) -> list[ByRank]:
-    """Each result by rank, once it is what `outs` says."""
+    """Return each result by rank, once it is what `outs` says."""
     for result in returned:
         listed = [result] if isinstance(result, Tensor) else result
         if not isinstance(listed, list | tuple) or not all(
@@ -248,7 +248,7 @@ def _results(
 
 
 def _fits(ys: ByRank, types: Types, mesh: Mesh, k: int) -> None:
-    """ValueError if the shapes of the ranks are not those of pieces or summands."""
+    """Raise ValueError if the shapes of the ranks are not those of pieces or summands."""
     joined = {axis: t for axis, t in types.items() if not isinstance(t, Varying)}
     part = Mesh({axis: n for axis, n in mesh.sizes.items() if axis in joined})
     groups: dict[str, ByRank] = {}  # Varying values may have any shapes
@@ -280,7 +280,7 @@ def _largest(value: Tensor) -> float:
 def _unequal(
     locals_: ByRank, types: Types, mesh: Mesh, tolerance: float, noise: float
 ) -> str | None:
-    """Which ranks hold different values on an axis where the types call them equal."""
+    """Say which ranks hold different values on an axis where a type calls them equal."""
     places = mesh.coordinates()
     for axis in (axis for axis, t in types.items() if t.letter in "RI"):
         for rank, place in enumerate(places):
@@ -299,7 +299,7 @@ def _unequal(
 
 
 def _dot(a: ByRank, b: ByRank, types: Types, mesh: Mesh) -> tuple[float, float]:
-    """<a, b> over all ranks, and the size of its terms, which may cancel.
+    """Return <a, b> over all ranks, and the size of its terms, which may cancel.
 
     All ranks of an Invariant axis repeat one dot product.
     """

@@ -62,7 +62,7 @@ def checked_outs(outs: object, mesh: Mesh) -> list[Types]:
 
 
 def _types(what: str, types: object, mesh: Mesh) -> Types:
-    """The types on the axes of more than one rank; each of those must be named."""
+    """Return the types on axes of more than one rank; each such axis must be named."""
     if not isinstance(types, Mapping):
         raise ValueError(
             f"check_adjoint: the types of {what} must be a mapping such as {{'tp': R}}; "
@@ -84,7 +84,7 @@ def _types(what: str, types: object, mesh: Mesh) -> Types:
 
 
 def taken_by_name(fn: Callable[..., Any], names: list[str]) -> bool:
-    """Whether `fn` takes the inputs by name; if not, then in this order."""
+    """Return whether `fn` takes the inputs by name; if not, then in this order."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

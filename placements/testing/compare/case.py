@@ -19,9 +19,16 @@ from placements.checker.mode import typecheck
 from placements.runtime.declared import declared
 from placements.runtime.errors import PlacementError
 from placements.runtime.mesh import set_current_mesh
+from placements.testing.compare.one_device import (
+    check_value,
+    gradients,
+    largest,
+    shown,
+    tolerance_of,
+)
 from placements.testing.draw.arguments import checked_type
-from placements.testing.draw.numbers import numbers, seeded
 from placements.testing.draw.placed import join_ranks, part_of
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.ranks.crashes import own_error
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.run import device_mesh, run_ranks
@@ -31,24 +38,21 @@ from placements.types.meaning import split
 from placements.types.mesh import Mesh, as_mesh
 from placements.types.tensor import TensorType, make
 
-Placed = tuple[Tensor, TypesLike]
+TypedValue = tuple[Tensor, TypesLike]
 
 # The note on an error of the reference, which is the user's.
 OF_REFERENCE = "raised by the reference"
-
-# Ranks sum in another order than one device; drawn numbers are whole, parameters are not.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def check_spmd_case(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
-    inputs: Mapping[str, Placed],
+    inputs: Mapping[str, TypedValue],
     *,
     mesh: Mapping[str, int],
     seed: int = 0,
 ) -> bool:
-    """One case: `fn` on simulated ranks against `reference` on one device.
+    """Compare `fn` on simulated ranks with `reference` on one device, in one case.
 
     `inputs` gives each argument's global value and type; of a module its parameters and
     buffers too, by name. False if the checker refuses (`refusal` says why);
@@ -61,14 +65,16 @@ def check_spmd_case(
 def refusal(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
-    inputs: Mapping[str, Placed],
+    inputs: Mapping[str, TypedValue],
     *,
     mesh: Mapping[str, int],
     seed: int = 0,
 ) -> PlacementError | None:
-    """`check_spmd_case`, but what the checker says; None if it accepts."""
+    """Do what `check_spmd_case` does, but return what the checker says, or None."""
     sizes = Mesh(mesh)
-    given = {name: _input(fn, name, placed, sizes) for name, placed in inputs.items()}
+    given = {
+        name: _global_input(fn, name, placed, sizes) for name, placed in inputs.items()
+    }
     stopped, ranks, failure = _on_ranks(_one_rank, fn, given, sizes, seed)
 
     def plainly() -> None:
@@ -91,13 +97,13 @@ def refusal(
 
 
 def _on_ranks(
-    program: "Callable[[Callable[..., Any], dict[str, _Input], int], _Rank | None]",
+    program: "Callable[[Callable[..., Any], dict[str, _GlobalInput], int], Any]",
     fn: Callable[..., Any],
-    given: "Mapping[str, _Input]",
+    given: "Mapping[str, _GlobalInput]",
     mesh: Mesh,
     seed: int,
-) -> "tuple[list[Exception], list[_Rank | None], RankFailure | None]":
-    """What stopped ranks, what the ranks computed, and how they failed as a whole.
+) -> "tuple[list[Exception], list[_RankRun | None], RankFailure | None]":
+    """Return the errors that stopped ranks, the results, and the failure of all ranks.
 
     A refusal, and a RuntimeError (shapes that do not fit on a rank; elsewhere that may be
     refused), is kept and not raised, since ranks that fail are set up anew, which takes
@@ -107,7 +113,9 @@ def _on_ranks(
     # when others, that wait for it, fail.
     stopped: list[Exception] = []
 
-    def on_rank(fn: Callable[..., Any], given: "dict[str, _Input]") -> "_Rank | None":
+    def on_rank(
+        fn: Callable[..., Any], given: "dict[str, _GlobalInput]"
+    ) -> "_RankRun | None":
         try:
             return program(fn, given, seed)
         except (PlacementError, RuntimeError) as error:
@@ -123,8 +131,8 @@ def _on_ranks(
 
 def _check_against(
     reference: Callable[..., Any],
-    done: "Sequence[_Rank]",
-    given: "Mapping[str, _Input]",
+    done: "Sequence[_RankRun]",
+    given: "Mapping[str, _GlobalInput]",
     sizes: Mesh,
     seed: int,
 ) -> None:
@@ -144,13 +152,8 @@ def _check_against(
         _check_structure(rank.results, whole)
     for k, target in enumerate(whole.tensors):
         _compare([rank.outputs[k] for rank in done], target, sizes, f"result {k}")
-    pairs = [
-        (y, _cotangent(y, y.shape, seed, k))
-        for k, y in enumerate(whole.tensors)
-        if y.requires_grad
-    ]
-    wanted = {name: x for name, x in values.items() if x.requires_grad}
-    for name, gradient in _gradients(pairs, wanted).items():
+    cotangents = [_cotangent(y, y.shape, seed, k) for k, y in enumerate(whole.tensors)]
+    for name, gradient in _gradients(whole.tensors, cotangents, values).items():
         held = [rank.gradients[name] for rank in done]
         _compare(held, gradient, sizes, f"the gradient of {name}")
 
@@ -164,7 +167,7 @@ class _Results:
         self.others = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def check(self) -> None:
-        """ValueError for what cannot be compared."""
+        """Raise ValueError for what cannot be compared."""
         for leaf in self.others:
             if leaf is not Tensor and not isinstance(leaf, bool | int | float | str | None):
                 raise ValueError(
@@ -188,7 +191,7 @@ def _check_structure(found: tuple[Any, list[Any]], wanted: _Results) -> None:
 
 
 @dataclass(frozen=True)
-class _Input:
+class _GlobalInput:
     """A global value, its types with the extents of all cuts, and each rank's shape."""
 
     value: Tensor
@@ -197,8 +200,10 @@ class _Input:
     wants_gradient: bool
 
 
-def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input:
-    """ValueError for what is no global value with a type that fits it."""
+def _global_input(
+    fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh
+) -> _GlobalInput:
+    """Check an input; ValueError unless it is a global value and a type that fits."""
     what = f"input {name!r}"
     pair: list[Any] = list(placed) if isinstance(cast(object, placed), tuple) else []
     kinds = [isinstance(x, k) for x, k in zip(pair, (Tensor, Mapping), strict=False)]
@@ -217,13 +222,13 @@ def _input(fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh) -> _Input
         raise ValueError(f"{what}: {error}") from None
     buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
     wants_gradient = value.is_floating_point() and name not in buffers
-    return _Input(value.detach(), types, shapes, wants_gradient)
+    return _GlobalInput(value.detach(), types, shapes, wants_gradient)
 
 
 def _with_totals(
     what: str, value: Tensor, types: TypesLike, mesh: Mesh
 ) -> dict[str, AxisType]:
-    """Shards without an extent are cut like torch.chunk, as `split` does."""
+    """Give each outer Shard an extent; without one it is cut as torch.chunk does."""
     whole: dict[str, AxisType] = {}
     for axis, like in types.items():
         t = checked_type(what, axis, like, value.dim())
@@ -239,7 +244,7 @@ def _with_totals(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Local:
     """A tensor on one rank, and its type there without the rank's own mesh."""
 
     value: Tensor
@@ -247,14 +252,16 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankRun:
     results: tuple[Any, list[Any]]
-    outputs: list[_Held]
-    gradients: dict[str, _Held]
+    outputs: list[_Local]
+    gradients: dict[str, _Local]
 
 
-def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _Rank:
-    """What this rank computes under the checker, and its gradients."""
+def _one_rank(
+    fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int
+) -> _RankRun:
+    """Return what this rank computes under the checker, and its gradients."""
     held: dict[str, Tensor] = {}
     with set_current_mesh(device_mesh()):
         with typecheck():
@@ -263,28 +270,26 @@ def _one_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> _R
             results = _Results(_called(fn, held))
             types = [type_of(y) for y in results.tensors]
         typed = list(zip(results.tensors, types, strict=True))
-        outputs = [_Held(y.detach(), dict(t if t is not None else {})) for y, t in typed]
-        pairs = [
-            (y, _seed(y, t, seed, k)) for k, (y, t) in enumerate(typed) if y.requires_grad
+        outputs = [_Local(y.detach(), dict(t if t is not None else {})) for y, t in typed]
+        seeds = [
+            _seed(y, t, seed, k) if y.requires_grad else y for k, (y, t) in enumerate(typed)
         ]
-        wanted = {name: x for name, x in held.items() if x.requires_grad}
-        found: dict[str, _Held] = {}
-        for name, gradient in _gradients(pairs, wanted).items():
-            t = type_of(wanted[name])
-            found[name] = _Held(gradient, dict(t.dual() if t is not None else {}))
-    return _Rank(results.without_values(), outputs, found)
+        found: dict[str, _Local] = {}
+        for name, gradient in _gradients(results.tensors, seeds, held).items():
+            t = type_of(held[name])
+            found[name] = _Local(gradient, dict(t.dual() if t is not None else {}))
+    return _RankRun(results.without_values(), outputs, found)
 
 
-def _plain_rank(fn: Callable[..., Any], given: dict[str, _Input], seed: int) -> None:
-    """The same without the checker: does the program raise by itself?"""
+def _plain_rank(fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int) -> None:
+    """Run the program without the checker, to see whether it raises by itself."""
     with set_current_mesh(device_mesh()):
         held = {name: _declared(name, one, seed) for name, one in given.items()}
         results = _Results(_called(fn, held)).tensors
-        pairs = [(y, torch.ones_like(y)) for y in results if y.requires_grad]
-        _gradients(pairs, {name: x for name, x in held.items() if x.requires_grad})
+        _gradients(results, [torch.ones_like(y) for y in results], held)
 
 
-def _declared(name: str, one: _Input, seed: int) -> Tensor:
+def _declared(name: str, one: _GlobalInput, seed: int) -> Tensor:
     mesh = as_mesh(device_mesh())
     with unseen():
         t = declared(mesh, one.types, one.shapes[dist.get_rank()])
@@ -294,7 +299,7 @@ def _declared(name: str, one: _Input, seed: int) -> Tensor:
 
 
 def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:
-    """The call of a function, or of a module with the parameters that are among them."""
+    """Call a function, or a module with those of the values that are its state."""
     if not isinstance(fn, nn.Module):
         return fn(**values)
     own = {name for name, _ in [*fn.named_parameters(), *fn.named_buffers()]}
@@ -304,31 +309,29 @@ def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:
 
 
 def _gradients(
-    pairs: Sequence[tuple[Tensor, Tensor]], wanted: Mapping[str, Tensor]
+    results: Sequence[Tensor], cotangents: Sequence[Tensor], inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Of (result, cotangent) pairs, the gradient of each wanted tensor; zeros if unused."""
-    if not pairs or not wanted:
-        return {name: torch.zeros_like(x) for name, x in wanted.items()}
-    found = torch.autograd.grad(
-        [y for y, _ in pairs], list(wanted.values()), [w for _, w in pairs],
-        allow_unused=True, materialize_grads=True,
-    )  # fmt: skip
-    return dict(zip(wanted, found, strict=True))
+    """Return the gradient of each input that has one; zeros if it is not used."""
+    found = gradients(results, cotangents, list(inputs.values()))
+    return {
+        name: torch.zeros_like(x) if gradient is None else gradient
+        for (name, x), gradient in zip(inputs.items(), found, strict=True)
+        if x.requires_grad
+    }
 
 
 def _seed(y: Tensor, t: TensorType | None, seed: int, k: int) -> Tensor:
-    """This rank's part of the cotangent of one result."""
+    """Return this rank's part of the cotangent of one result."""
     assert t is not None
     whole = _cotangent(y, t.global_shape(tuple(y.shape)), seed, k)
     return part_of(whole, t.dual(), seeded(seed, "cotangent", k))
 
 
 def _cotangent(y: Tensor, shape: Sequence[int], seed: int, k: int) -> Tensor:
-    drawn = numbers(shape, seeded(seed, "w", k), y.dtype)
-    return drawn + (drawn == 0)
+    return nonzero_numbers(shape, seeded(seed, "w", k), y.dtype)
 
 
-def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> None:
+def _compare(held: Sequence[_Local], wanted: Tensor, mesh: Mesh, what: str) -> None:
     types = [
         make(mesh.seen_from(place), one.types)
         for place, one in zip(mesh.coordinates(), held, strict=True)
@@ -336,17 +339,10 @@ def _compare(held: Sequence[_Held], wanted: Tensor, mesh: Mesh, what: str) -> No
     try:
         (found,) = join_ranks([one.value for one in held], types, mesh).values()
     except ValueError as error:
-        lines = [f"rank {r}: {_shown(one.value)}" for r, one in enumerate(held)]
+        lines = [f"rank {r}: {shown(one.value)}" for r, one in enumerate(held)]
         locals_ = "\n".join(lines)
         raise AssertionError(f"{what} is no global value: {error}\n{locals_}") from None
-    tolerance = _TOLERANCE.get(wanted.dtype, 1e-9)
-    torch.testing.assert_close(
-        found, wanted.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
-        msg=lambda text: f"{what} differs from one device: {text}\n"
-        f"on ranks {_shown(found)}\non one device {_shown(wanted)}",
-    )  # fmt: skip
-
-
-def _shown(value: Tensor) -> str:
-    """A value in whole if it is small; else the largest difference must do."""
-    return f"{value}" if value.numel() <= 32 else f"a tensor of {tuple(value.shape)}"
+    # A module may add large terms that cancel in some elements; the others show their size.
+    is_double = wanted.dtype is torch.float64
+    unit = min(max(1.0, largest(wanted)), 1e3) if is_double else 1.0
+    check_value(what, found, wanted, unit=unit, tolerance=tolerance_of(wanted.dtype))

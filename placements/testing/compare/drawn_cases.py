@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from placements.annotations.on import Variable
-from placements.testing.compare.case import Placed
+from placements.testing.compare.case import TypedValue
 from placements.testing.draw.arguments import Argument, axes_of, checked_type, declared_in
 from placements.testing.draw.parameter_sizes import (
     ParameterSizes,
@@ -40,13 +40,13 @@ class Case:
     """
 
     mesh: dict[str, int]
-    inputs: dict[str, Placed]
+    inputs: dict[str, TypedValue]
     seed: int
     state: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
 
     def says_something(self) -> bool:
-        """Whether ranks could differ from one device."""
+        """Return whether ranks could differ from one device."""
         ranks = math.prod(self.mesh.values())
         return ranks > 1 and all(value.numel() for value, _ in self.inputs.values())
 
@@ -55,7 +55,7 @@ class Case:
         return math.prod(self.mesh.values()), elements
 
     def code(self, fn: Callable[..., Any], reference: Callable[..., Any]) -> str:
-        """The case as code that runs; weights are taken from the reference."""
+        """Return the case as code that runs; weights are taken from the reference."""
         lines = [
             f"    {name!r}: ({self._value(name, value)}, {_source(types)}),"
             for name, (value, types) in self.inputs.items()
@@ -74,7 +74,7 @@ class Case:
         head += ["import torch", f"from placements import {', '.join(names)}"]
         head += ["from placements.testing import check_spmd_case"]
         if "drawn_value(" in text:
-            head += ["from placements.testing.spmd_cases import drawn_value"]
+            head += ["from placements.testing.compare.drawn_cases import drawn_value"]
         return "\n".join(
             [
                 *head,
@@ -89,7 +89,7 @@ class Case:
         )
 
     def _value(self, name: str, value: Tensor) -> str:
-        """Code for a value: where a weight is found, how a large argument is drawn."""
+        """Return code for a value: its numbers, where it is found, or how it is drawn."""
         shape = tuple(value.shape)
         if name in self.state:
             return f"held[{name!r}].detach().to({value.dtype}).reshape({shape})"
@@ -104,7 +104,7 @@ def _source(types: TypesLike) -> str:
 
 
 def _import(target: Any, name: str) -> str:
-    """The line that imports what was passed; a comment if it has no name in a file."""
+    """Return the line that imports the target; a comment if it has no name in a file."""
     home, known = getattr(target, "__module__", None), getattr(target, "__name__", "")
     if home != "__main__" and getattr(sys.modules.get(home or ""), known, None) is target:
         return f"from {home} import {known} as {name}"
@@ -116,7 +116,7 @@ class _OnMesh:
     """A mesh, what a module holds there, and how annotated dims of that are cut."""
 
     sizes: dict[str, int]
-    state: dict[str, Placed]
+    state: dict[str, TypedValue]
     cuts: "dict[_CutKey, AxisType]"
 
 
@@ -125,7 +125,7 @@ _CutKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Drawing:
+class CaseSpace:
     """All that cases are drawn from."""
 
     arguments: Sequence[Argument]
@@ -134,13 +134,13 @@ class Drawing:
     values: Mapping[str, Values]
 
     def options(self, variable: Variable) -> list[AxisType]:
-        """What a placement variable may be for all arguments that it stands in."""
+        """Return what a placement variable may be for all arguments that it stands in."""
         users = [a for a in self.arguments if variable in a.on.values()]
         summed = [P] if all(a.dtype is not torch.bool for a in users) else []
         return [R, I, *summed, *map(Shard, range(min(len(a.dims) for a in users)))]
 
 
-def drawing_of(
+def case_space(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
     arguments: list[Argument],
@@ -148,11 +148,11 @@ def drawing_of(
     values: Mapping[str, Values],
     max_ranks: int,
     max_size: int,
-) -> Drawing:
-    """ValueError if nothing can be drawn so."""
+) -> CaseSpace:
+    """Return what cases are drawn from; ValueError if nothing can be drawn."""
     held = _held(fn, reference, arguments)
     of_parameters = parameter_sizes(fn, {n: h[0].shape for n, h in held.items()})
-    return Drawing(
+    return CaseSpace(
         arguments,
         _meshes(fn, held, arguments, max_ranks),
         _sizes(arguments, sizes, max_size, of_parameters),
@@ -162,11 +162,11 @@ def drawing_of(
 
 def _meshes(
     fn: Callable[..., Any],
-    held: Mapping[str, Placed],
+    held: Mapping[str, TypedValue],
     arguments: list[Argument],
     max_ranks: int,
 ) -> list[_OnMesh]:
-    """All meshes of at most so many ranks on which parameters and stated extents fit."""
+    """Return the meshes, up to so many ranks, that parameters and extents fit."""
     axes = axes_of(fn, arguments)
     dims = annotated_dims(fn)
     found: list[_OnMesh] = []
@@ -192,8 +192,8 @@ def _meshes(
 
 def _held(
     fn: Callable[..., Any], reference: Callable[..., Any], arguments: Sequence[Argument]
-) -> dict[str, Placed]:
-    """The reference's parameters and buffers, with what the module declares of them."""
+) -> dict[str, TypedValue]:
+    """Return the reference's parameters and buffers with their declared types."""
     if not isinstance(fn, nn.Module):
         return {}
     if not isinstance(reference, nn.Module):
@@ -223,8 +223,10 @@ def _held(
     }
 
 
-def _placed(name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]) -> Placed:
-    """A parameter; a Shard without an extent is cut evenly, as `declare` reads it."""
+def _placed(
+    name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]
+) -> TypedValue:
+    """Return a parameter; a Shard without an extent is even, as `declare` reads it."""
     rows: dict[int, int | None] = dict(enumerate(value.shape))
     types: dict[str, AxisType] = {}
     for axis, like in {**said, **{a: R for a in mesh if a not in said}}.items():
@@ -246,9 +248,9 @@ def _placed(name: str, value: Tensor, said: TypesLike, mesh: Mapping[str, int]) 
 
 
 def _cuts(
-    state: Mapping[str, Placed], dims: Mapping[str, Sequence[str]]
+    state: Mapping[str, TypedValue], dims: Mapping[str, Sequence[str]]
 ) -> dict[_CutKey, AxisType]:
-    """How the annotated dims of a module's own parameters are cut."""
+    """Return how the annotated dims of a module's own parameters are cut."""
     cuts: dict[_CutKey, AxisType] = {}
     for name, (value, types) in state.items():
         letters = dims.get(name, ()) if "." not in name else ()
@@ -266,7 +268,7 @@ def _sizes(
     max_size: int,
     of_parameters: ParameterSizes,
 ) -> dict[str, list[int]]:
-    """The sizes that each dim may have, the simplest first, 0 seldom."""
+    """Return the sizes that each dim may have, the simplest first, 0 seldom."""
     names = list(dict.fromkeys(d for a in arguments for d in a.dims if not d.isdigit()))
     unknown = [name for name in said if name not in names]
     if unknown:
@@ -308,19 +310,19 @@ def _values(
 
 
 @st.composite
-def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
-    mesh = draw(st.sampled_from(drawing.meshes))
+def cases(draw: st.DrawFn, space: CaseSpace) -> Case:
+    mesh = draw(st.sampled_from(space.meshes))
     dims: dict[str, int] = {}
     bound: dict[Variable, AxisType] = {}
     cuts = dict(mesh.cuts)
     seed = draw(st.integers(0, 2**16))
-    inputs: dict[str, Placed] = {}
-    for argument in drawing.arguments:
+    inputs: dict[str, TypedValue] = {}
+    for argument in space.arguments:
         if argument.optional and draw(st.booleans()):
             continue
         for dim in argument.dims:
             if dim not in dims:
-                options = drawing.sizes.get(dim) or [int(dim)]
+                options = space.sizes.get(dim) or [int(dim)]
                 dims[dim] = draw(st.sampled_from(options))
         shape = tuple(dims[dim] for dim in argument.dims)
         types: dict[str, AxisType] = {}
@@ -329,13 +331,13 @@ def cases(draw: st.DrawFn, drawing: Drawing) -> Case:
             pattern = argument.on.get(axis, R)
             if isinstance(pattern, Variable):
                 if pattern not in bound:
-                    bound[pattern] = draw(st.sampled_from(drawing.options(pattern)))
+                    bound[pattern] = draw(st.sampled_from(space.options(pattern)))
                 pattern = bound[pattern]
             types[axis] = _cut(
                 draw, pattern, shape, mesh.sizes[axis], types, argument, axis, cuts
             )
-        inputs[argument.name] = _drawn(argument, shape, seed, drawing.values), types
-    given = frozenset(drawing.values)
+        inputs[argument.name] = _drawn(argument, shape, seed, space.values), types
+    given = frozenset(space.values)
     return Case(mesh.sizes, {**inputs, **mesh.state}, seed, frozenset(mesh.state), given)
 
 
@@ -356,7 +358,7 @@ def _drawn(
 def drawn_value(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int
 ) -> Tensor:
-    """The value of an argument in the case of that seed; printed cases call it."""
+    """Return the value of an argument in the case of that seed; printed cases call it."""
     generator = seeded(seed, name)
     if dtype.is_floating_point or dtype is torch.bool:
         return numbers(shape, generator, dtype)
@@ -373,7 +375,7 @@ def _cut(
     axis: str,
     cuts: dict[_CutKey, AxisType],
 ) -> AxisType:
-    """A Shard with an extent; dims of one name are cut alike, as one local size needs."""
+    """Return a Shard with an extent; dims of one name are cut alike."""
     if not isinstance(pattern, Shard) or pattern.extent is not None:
         return pattern
     dim = pattern.dim

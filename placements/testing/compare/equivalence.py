@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 
 from placements.runtime.errors import PlacementError
 from placements.testing.compare.case import OF_REFERENCE, refusal
-from placements.testing.compare.drawn_cases import Case, Values, cases, drawing_of
+from placements.testing.compare.drawn_cases import Case, Values, case_space, cases
 from placements.testing.draw.arguments import Argument, arguments_of
 from placements.testing.ranks.crashes import CheckerCrash, crash_of
 from placements.testing.ranks.failures import RankFailure
@@ -29,7 +29,7 @@ def assert_spmd_equivalent(
     max_size: int = 5,
     examples: int | None = None,
 ) -> None:
-    """AssertionError with the smallest case found where ranks and one device differ.
+    """Raise AssertionError with the smallest case found where ranks and one device differ.
 
     CheckerCrash if the checker itself fails: that is no refusal.
 
@@ -51,16 +51,16 @@ def assert_spmd_equivalent(
             raise ValueError(
                 f"argument {argument.name!r} is positional-only, and would be given by name"
             )
-    drawing = drawing_of(
+    space = case_space(
         fn, reference, arguments, sizes or {}, values or {}, max_ranks, max_size
     )
-    tally = _Tally()
+    tally = _Counts()
 
     @settings(
         max_examples=count, phases=[Phase.generate, Phase.shrink], deadline=None,
         report_multiple_bugs=False,
     )  # fmt: skip
-    @given(cases(drawing))
+    @given(cases(space))
     def law(case: Case) -> None:
         try:
             refused = refusal(fn, reference, case.inputs, mesh=case.mesh, seed=case.seed)
@@ -69,11 +69,11 @@ def assert_spmd_equivalent(
         tally.add(case, refused)
 
     law()
-    tally.check(list(drawing.meshes[0].sizes))
+    tally.check(list(space.meshes[0].sizes))
 
 
 def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Exception:
-    """What is raised for a case; a failure of the checker stays one."""
+    """Return what is raised for a case; a failure of the checker stays one."""
     if isinstance(error, CheckerCrash):
         return CheckerCrash(error.cause, f"\n\n{code}")
     if OF_REFERENCE in getattr(error, "__notes__", ()):
@@ -86,7 +86,7 @@ def _told(error: Exception, arguments: Sequence[Argument], code: str) -> Excepti
 
 
 def _advice(error: Exception, arguments: Sequence[Argument]) -> str:
-    """An index is out of range: no bound of whole numbers is known but to the user."""
+    """Return advice on an index out of range: only the user knows the bounds."""
     whole = [a.name for a in arguments if not a.dtype.is_floating_point]
     if not whole or not isinstance(error.__cause__ or error, IndexError):
         return ""
@@ -98,7 +98,7 @@ def _advice(error: Exception, arguments: Sequence[Argument]) -> str:
 
 
 @dataclass
-class _Tally:
+class _Counts:
     """What was tried, and what it showed."""
 
     tried: int = 0
@@ -116,7 +116,7 @@ class _Tally:
             self.telling.append(case.mesh)
 
     def check(self, axes: Sequence[str]) -> None:
-        """AssertionError if too little was compared, as a whole or on one axis."""
+        """Raise AssertionError if too little was compared, as a whole or on one axis."""
         alone = [a for a in axes if all(mesh[a] == 1 for mesh in self.telling)]
         if 20 * len(self.telling) < self.tried:
             found = f"only {len(self.telling)} of {self.tried} cases"

@@ -37,7 +37,7 @@ class Argument:
     by_name: bool  # whether it can be given by its name
 
     def fixed_sizes(self) -> dict[str, int]:
-        """dim -> the size that the extent of a Shard gives it."""
+        """Return the sizes that the extents of Shards give to dims."""
         found: dict[str, int] = {}
         for t in self.on.values():
             if isinstance(t, Shard) and t.extent is not None:
@@ -55,7 +55,7 @@ class Argument:
 
 
 def arguments_of(fn: Callable[..., Any]) -> list[Argument]:
-    """The tensor arguments of a `@typed` function or module; ValueError for any other."""
+    """Return the tensor arguments of a `@typed` function or module; else ValueError."""
     hints = _hints(fn)
     found: list[Argument] = []
     if hints:
@@ -70,7 +70,7 @@ def arguments_of(fn: Callable[..., Any]) -> list[Argument]:
 
 
 def axes_of(fn: Callable[..., Any], arguments: list[Argument]) -> list[str]:
-    """The axes that arguments, the result, or declared parameters and buffers name."""
+    """Return the axes that arguments, the result, parameters and buffers name."""
     found = {axis for argument in arguments for axis in argument.on}
     known = _known(fn)
     for mark in _parts(_hints(fn).get("return", Any)):
@@ -83,7 +83,7 @@ def axes_of(fn: Callable[..., Any], arguments: list[Argument]) -> list[str]:
 
 
 def declared_in(fn: Callable[..., Any]) -> dict[str, TypesLike]:
-    """What is declared of the parameters and buffers of a module, by their full names."""
+    """Return the declared types of a module's parameters and buffers, by full names."""
     found: dict[str, TypesLike] = {}
     if isinstance(fn, nn.Module):
         modules: Iterator[tuple[str, nn.Module]] = cast(Any, fn).named_modules()
@@ -103,7 +103,7 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _known(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What `"{self.layout}"` and `"{layout}"` can refer to: self, and defaults."""
+    """Return what `"{self.layout}"` and `"{layout}"` can refer to: self, and defaults."""
     target = _target(fn)
     parameters = inspect.signature(target).parameters.values()
     known = {parameter.name: parameter.default for parameter in parameters}
@@ -111,14 +111,14 @@ def _known(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The hint, and all that it is made of."""
+    """Yield the hint, and all that it is made of."""
     yield hint
     for part in get_args(hint):
         yield from _parts(part)
 
 
 def _is_drawn(parameter: inspect.Parameter, hint: Any) -> bool:
-    """Whether it is a tensor to draw; False if it keeps its default."""
+    """Return whether it is a tensor to draw; False if it keeps its default."""
     name, kind = parameter.name, parameter.kind
     many = kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     parts = list(_parts(hint))
@@ -179,7 +179,7 @@ def _argument(
 
 
 def checked_type(what: str, axis: str, like: Any, ndim: int) -> AxisType:
-    """The type of a tensor of `ndim` dims that has one global value; else ValueError."""
+    """Return a type that gives a tensor one global value; ValueError for another."""
     t = as_axis_type(like)
     if t == V:
         raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from placements.annotations.checks import is_array
 
 # The sizes that parameters give to one letter, by the name of the parameter.
-Said = dict[str, int]
+SizesByName = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,14 @@ class ParameterSizes:
     silent.
     """
 
-    own: dict[str, Said] = field(default_factory=dict[str, Said])
-    inside: dict[str, Said] = field(default_factory=dict[str, Said])
+    own: dict[str, SizesByName] = field(default_factory=dict[str, SizesByName])
+    inside: dict[str, SizesByName] = field(default_factory=dict[str, SizesByName])
 
     def of(self, letter: str) -> int | None:
-        """The size of a letter; None if no parameter names it; ValueError if several."""
+        """Return the size of a letter; None if no parameter names it.
+
+        Raises ValueError if parameters give it several sizes.
+        """
         said = self.own.get(letter) or self.inside.get(letter)
         if not said:
             return None
@@ -46,7 +49,7 @@ class ParameterSizes:
 def parameter_sizes(
     module: object, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> ParameterSizes:
-    """The sizes in a module; `shapes`, by full names, stand for those of its tensors."""
+    """Return the sizes in a module; `shapes`, by full names, replace its own."""
     found = ParameterSizes()
     if isinstance(module, nn.Module):
         for name, dims, held in _annotated(module):
@@ -59,14 +62,14 @@ def parameter_sizes(
 
 
 def annotated_dims(module: object) -> dict[str, list[str]]:
-    """The letters of the annotated tensors of a module, by their full names."""
+    """Return the letters of the annotated tensors of a module, by their full names."""
     if not isinstance(module, nn.Module):
         return {}
     return {name: dims for name, dims, _ in _annotated(module)}
 
 
 def _annotated(module: nn.Module) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
-    """Full name, dims and shape of every tensor whose class annotates it."""
+    """Yield the full name, dims and shape of every tensor whose class annotates it."""
     modules: Iterator[tuple[str, nn.Module]] = cast(Any, module).named_modules()
     for path, owner in modules:
         for leaf, hint in get_type_hints(type(owner), include_extras=True).items():

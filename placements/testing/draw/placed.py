@@ -23,7 +23,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class CutPattern:
     """A way to cut a dim of any size: like torch.chunk, by weights, in blocks, zig-zag.
 
     `weights` by rank; none is like torch.chunk. `blocks` > 1: so many blocks, each cut
@@ -48,33 +48,33 @@ class Pattern:
         return Ragged(*(e - s for s, e in zip(starts, ends, strict=True))).over(ranks)
 
 
-CHUNKS = Pattern()
-ZIGZAG = Pattern(zigzag=True)
+CHUNKS = CutPattern()
+ZIGZAG = CutPattern(zigzag=True)
 
 
 @dataclass(frozen=True)
-class Cut:
+class UnsizedShard:
     """A dim is cut: a Shard before the size of the dim is known."""
 
     dim: int
-    pattern: Pattern = CHUNKS
+    pattern: CutPattern = CHUNKS
 
 
 @dataclass(frozen=True)
-class Layout:
+class UnsizedType:
     """What a tensor is on each axis; cuts of one dim from the outermost."""
 
-    axes: Mapping[str, AxisType | Cut]
+    axes: Mapping[str, AxisType | UnsizedShard]
 
     def types(self, mesh: Mesh, shape: Sequence[int]) -> list[TensorType]:
-        """The type on every rank of a tensor of that global shape."""
+        """Return the type on every rank of a tensor of that global shape."""
         return [self._type(mesh.seen_from(place), shape) for place in mesh.coordinates()]
 
     def _type(self, mesh: Mesh, shape: Sequence[int]) -> TensorType:
         rows = list(shape)
         types: dict[str, AxisType] = {}
         for axis, t in self.axes.items():
-            if isinstance(t, Cut):
+            if isinstance(t, UnsizedShard):
                 extent = t.pattern.extent(rows[t.dim], mesh.sizes[axis])
                 rows[t.dim] = extent.local_size(mesh.coordinate[axis])
                 types[axis] = Shard(t.dim, extent)
@@ -88,7 +88,7 @@ def places(mesh: Mesh) -> list[Place]:
 
 
 def on_axes(mesh: Mesh, place: Place, axes: Sequence[str]) -> Place:
-    """The part of a coordinate that lies on these axes."""
+    """Return the part of a coordinate that lies on these axes."""
     return tuple(p for axis, p in zip(mesh.sizes, place, strict=True) if axis in axes)
 
 
@@ -98,7 +98,7 @@ def split_ranks(
     mesh: Mesh,
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """What every rank holds of the value that belongs to its place on Varying axes."""
+    """Return what every rank holds of the value for its place on Varying axes."""
     varying = [axis for axis, t in types[0].items() if t.letter == "V"]
     partial = [axis for axis, t in types[0].items() if t.letter == "P"]
     values: dict[Place, Tensor] = {}
@@ -132,7 +132,7 @@ def _summands(
 
 
 def _summand(value: Tensor, generator: torch.Generator) -> Tensor:
-    """One of two parts of a value; of a count, or an id, the parts are such numbers too."""
+    """Return one of two parts of a value; parts of a count are counts."""
     if not value.dtype.is_floating_point and bool((value >= 0).all()):
         share = torch.rand(value.shape, generator=generator)
         return (share * (value + 1)).to(value.dtype)
@@ -177,7 +177,7 @@ def _join_axis(group: Sequence[tuple[Tensor, TensorType]], axis: str) -> Tensor:
 
 
 def part_of(value: Tensor, t: TensorType, generator: torch.Generator) -> Tensor:
-    """What the rank that sees `t` holds of a value; no axis may be Varying.
+    """Return what the rank that sees `t` holds of a value; no axis may be Varying.
 
     Ranks that use equal generators hold parts of one value.
     """

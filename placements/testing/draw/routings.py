@@ -55,7 +55,7 @@ def routings(
     max_top_k: int | None = None,
     multiple_of: int = 1,
 ) -> st.SearchStrategy[DrawnRouting]:
-    """Routings of tokens to experts; `top_k` goes up to the number of experts.
+    """Draw routings of tokens to experts; `top_k` goes up to the number of experts.
 
     The number of experts is a multiple of `multiple_of`: that of the ranks that share
     them. Shrinks toward few tokens, few experts, one choice, and all tokens alike.
@@ -110,12 +110,12 @@ def _routings(
 
 
 def _ends_first(low: int, high: int) -> st.SearchStrategy[int]:
-    """Whole numbers; the ends, which are the hard cases, as often as all others."""
+    """Draw whole numbers; the ends, the hard cases, as often as all others."""
     return st.one_of(st.just(low), st.just(high), st.integers(low, high))
 
 
 def _gates(top_k: int) -> st.SearchStrategy[list[float]]:
-    """Numbers >= 0 that sum to one: the pieces of a cut line."""
+    """Draw numbers >= 0 that sum to one: the pieces of a cut line."""
     cut = st.lists(st.integers(0, _PARTS), min_size=top_k - 1, max_size=top_k - 1)
     return cut.map(sorted).map(
         lambda ends: [

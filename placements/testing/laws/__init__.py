@@ -1,26 +1,16 @@
 """Laws: what must hold for every row of every table, and functions that check it.
 
-sound         what the checker accepts computes the single-device result
-precise       nothing Varying comes of operands that are not
-tight         a cell of the rule table gives a type that is right, or no type is
-decided       the same of every op: on one axis it is accepted rightly or refused rightly
-draws, losses random masks are masks of one value; backward starts at one number
-kept_numbers  one number, given a shape and moved about, goes with any type still
-padding       what rows of padding hold changes no result and gets no gradient
-lockstep      all ranks run the same collectives; a rank that does not is named
-moves         transitions keep the meaning, and their backward is the adjoint
-programs      short programs: refused, or equal to one device
-round_trips   print and parse, split and join, rows there and back
+README.md says what each law is.
 """
 
 from placements.testing.laws.decided import check_decided as check_decided
 from placements.testing.laws.draws import check_draw as check_draw
 from placements.testing.laws.kept_numbers import is_kept as is_kept
 from placements.testing.laws.lockstep import check_lockstep as check_lockstep
-from placements.testing.laws.losses import check_loss as check_loss
-from placements.testing.laws.moves import check_transition as check_transition
-from placements.testing.laws.padding import check_padding as check_padding
+from placements.testing.laws.loss_types import check_loss as check_loss
+from placements.testing.laws.padding_ignored import check_padding as check_padding
 from placements.testing.laws.precise import check_precise as check_precise
-from placements.testing.laws.programs import check_program as check_program
+from placements.testing.laws.short_programs import check_program as check_program
 from placements.testing.laws.sound import check_sound as check_sound
 from placements.testing.laws.tight import is_refuted as is_refuted
+from placements.testing.laws.transitions_kept import check_transition as check_transition

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placements.testing.compare.one_device import check_value, gradients
 from placements.testing.draw.placed import Place, join_ranks, on_axes, places, split_ranks
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.laws.placed_calls import PlacedCall
-from placements.testing.strategies import numbers, seeded
 from placements.types.index import Index
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType, make
@@ -58,7 +59,7 @@ class Comparison:
         self.apart = self._apart()
 
     def _apart(self) -> list[str]:
-        """The axes on which ranks are kept apart: Varying ones, and cuts outside them."""
+        """Return the axes that keep ranks apart: Varying ones, and cuts outside them."""
         every = [*self.placed.types, *self.types]
         apart = {a for types in every for a, t in types[0].items() if t.letter == "V"}
         # Own rows: an index that is Varying on an axis addresses one rank's piece there.
@@ -98,14 +99,14 @@ class Comparison:
             for k, result in enumerate(results):
                 self._compare_output(k, result, outputs[k].get(place))
                 generator = seeded(self.placed.seed, "cotangent", k, place)
-                drawn = numbers(result.shape, generator)
-                # No zeros: zero times an infinite derivative is not what its parts give.
-                cotangents[k][place] = (drawn + (drawn == 0)).to(result.dtype)
-            expected[place] = _gradients(results, [c[place] for c in cotangents], values)
+                drawn = nonzero_numbers(result.shape, generator)
+                cotangents[k][place] = drawn.to(result.dtype)
+            seeds = [cotangent[place] for cotangent in cotangents]
+            expected[place] = gradients_if_any(results, seeds, values)
         self._compare_gradients(cotangents, expected)
 
     def global_inputs(self) -> dict[Place, list[Tensor]]:
-        """The operands, joined over all axes that are not kept apart."""
+        """Return the operands, joined over all axes that are not kept apart."""
         joined = [
             join_ranks(self._global_rows(k), self.placed.types[k], self.mesh, self.apart)
             for k in range(len(self.held))
@@ -120,7 +121,7 @@ class Comparison:
         }
 
     def _check_claims(self, k: int) -> None:
-        """A result says no more than its operands: nothing Varying becomes equal."""
+        """Check that nothing Varying is called equal in a result."""
         types = self.types[k]
         if types[0].is_number:
             return
@@ -147,7 +148,7 @@ class Comparison:
         join_ranks(held, types, self.mesh, closed)
 
     def _global_rows(self, k: int) -> list[Tensor]:
-        """Locals of an operand, with own rows counted over the axes that are joined."""
+        """Return an operand's locals; own rows are counted over the joined axes."""
         index = self.placed.types[k][0].index
         if not (isinstance(index, Index) and index.cuts):
             return list(self.held[k])
@@ -177,7 +178,8 @@ class Comparison:
             every = torch.cat([seen, wanted.detach().flatten()])
             assert bool((every == every[:1]).all()), f"{self.placed!r}: several numbers"
             return
-        close(joined, wanted.detach(), f"{self.placed!r}: result {k}, {self.types[k][0]!r}")
+        what = f"{self.placed!r}: result {k}, {self.types[k][0]!r}"
+        check_value(what, joined, wanted)
 
     def _compare_gradients(
         self,
@@ -190,7 +192,7 @@ class Comparison:
         found: list[list[Tensor | None]] = []
         for r, rank in enumerate(self.ranks):
             found.append(
-                _gradients(rank.outputs, [s[r] for s in seeds_by_output], rank.inputs)
+                gradients_if_any(rank.outputs, [s[r] for s in seeds_by_output], rank.inputs)
             )
         for k, given in enumerate(self.placed.call.operands):
             grads = [f[k] for f in found]
@@ -211,14 +213,14 @@ class Comparison:
                 # do not cancel, on one device neither.
                 finite = target.isfinite()
                 zero = torch.zeros(())
-                close(
+                check_value(
+                    f"{self.placed!r}: gradient of x{k}",
                     torch.where(finite, joined[place], zero),
                     torch.where(finite, target, zero),
-                    f"{self.placed!r}: gradient of x{k}",
                 )
 
     def _seeds(self, k: int, cotangent: dict[Place, Tensor]) -> list[Tensor]:
-        """Every rank's part of the cotangent of one result."""
+        """Return every rank's part of the cotangent of one result."""
         types = self.types[k]
         if types[0].is_number or not self.ranks[0].outputs[k].requires_grad:
             return [torch.zeros_like(rank.outputs[k]) for rank in self.ranks]
@@ -242,36 +244,17 @@ class Comparison:
 
 
 def _only(t: TensorType, sub: Mesh, place: Place, mesh: Mesh) -> TensorType:
-    """The type on some of the axes."""
+    """Return the type on some of the axes."""
     coordinate = dict(zip(mesh.sizes, place, strict=True))
     here = sub.seen_from({axis: coordinate[axis] for axis in sub.sizes})
     return make(here, {axis: x for axis, x in t.items() if axis in sub.sizes})
 
 
-def _gradients(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], inputs: Sequence[Tensor]
+def gradients_if_any(
+    results: Sequence[Tensor], cotangents: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-    wanted = [x for x in inputs if x.requires_grad]
-    if not pairs or not wanted:
-        return [None] * len(inputs)
+    """Return the gradients of the inputs; None of each if torch has no derivative."""
     try:
-        # Kept, since the same results may be compared as several types.
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [c for _, c in pairs],
-            allow_unused=True, retain_graph=True,
-        )  # fmt: skip
-    except (RuntimeError, NotImplementedError):  # torch has no derivative for it
+        return gradients(results, cotangents, inputs)
+    except (RuntimeError, NotImplementedError):
         return [None] * len(inputs)
-    grads = iter(found)
-    return [next(grads) if x.requires_grad else None for x in inputs]
-
-
-def close(found: Tensor, wanted: Tensor, what: str) -> None:
-    """Equal but for rounding: values are small, so a wrong one is far off."""
-    low = wanted.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    tolerance = 1e-2 if low else 1e-9
-    torch.testing.assert_close(
-        found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True,
-        msg=lambda text: f"{what}\n{text}\nfound {found}\nwanted {wanted}",
-    )  # fmt: skip

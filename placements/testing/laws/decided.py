@@ -17,11 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from placements.inference.terms import Refusal
 from placements.runtime.errors import PlacementError
-from placements.testing.cases import Call
+from placements.testing.cases import OpCall
 from placements.testing.cases.build import is_in_place
 from placements.testing.laws.comparison import Comparison, RankResult, Tally, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
-from placements.testing.laws.sound import check_results, run_ranks
+from placements.testing.laws.sound import check_results, run_each_rank
 from placements.testing.strategies import seeded
 from placements.types.axis import AxisType, I, P, R, Shard
 from placements.types.extents import Even, Ragged
@@ -44,8 +44,8 @@ STRICT: dict[str, frozenset[int]] = {
 }
 
 
-def combinations(call: Call, most: int) -> list[tuple[AxisType, ...]]:
-    """The types of all operands: every combination, or so many drawn ones."""
+def combinations(call: OpCall, most: int) -> list[tuple[AxisType, ...]]:
+    """Return the types of all operands: every combination, or so many drawn ones."""
     single: dict[str, AxisType] = {"R": R, "I": I, "P": P}
     options: list[list[AxisType]] = []
     for given in call.operands:
@@ -61,8 +61,8 @@ def combinations(call: Call, most: int) -> list[tuple[AxisType, ...]]:
     return [every[int(k)] for k in order[:most]]
 
 
-def check_decided(call: Call, *, most: int = 24) -> None:
-    """AssertionError if a combination is accepted wrongly, or refused without need.
+def check_decided(call: OpCall, *, most: int = 24) -> None:
+    """Raise AssertionError if a combination is accepted wrongly, or refused without need.
 
     Of many combinations `most` are tried.
     """
@@ -72,12 +72,12 @@ def check_decided(call: Call, *, most: int = 24) -> None:
         check_combination(call, types)
 
 
-def check_combination(call: Call, types: Sequence[AxisType]) -> None:
-    """As `check_decided`, of one combination of the operands' types."""
+def check_combination(call: OpCall, types: Sequence[AxisType]) -> None:
+    """Do what `check_decided` does, for one combination of the operands' types."""
     placed = PlacedCall(call, MESH, _placed(call, types), 0, False, ())
     try:
         held = _held(placed)
-        ranks, error = run_ranks(placed, held)
+        ranks, error = run_each_rank(placed, held)
         if error is None:
             check_results(placed, held, ranks, Tally())
         elif isinstance(error, PlacementError) and not _is_policy(call, types, error):
@@ -87,7 +87,7 @@ def check_combination(call: Call, types: Sequence[AxisType]) -> None:
 
 
 def _check_refuted(placed: PlacedCall) -> None:
-    """Every type of the result is wrong for some drawn values."""
+    """Check that every type of the result is wrong for some drawn values."""
     left: set[str] | None = None
     for seed in range(SEEDS):
         one = replace(placed, seed=seed)
@@ -98,15 +98,15 @@ def _check_refuted(placed: PlacedCall) -> None:
     raise AssertionError(f"{placed!r} is refused, yet it is right as {left}")
 
 
-def _is_policy(call: Call, types: Sequence[AxisType], error: PlacementError) -> bool:
+def _is_policy(call: OpCall, types: Sequence[AxisType], error: PlacementError) -> bool:
     if any(types[k] in (P, I) for k in STRICT.get(call.name, ()) if k < len(types)):
         return True
     refusal = error.__context__
     return isinstance(refusal, Refusal) and refusal.kind == "policy"
 
 
-def _placed(call: Call, types: Sequence[AxisType]) -> list[list[TensorType]]:
-    """By operand, by rank; an index counts the rows that it can address."""
+def _placed(call: OpCall, types: Sequence[AxisType]) -> list[list[TensorType]]:
+    """Return types by operand and rank; an index counts the rows that it can address."""
     places = [MESH.seen_from(place) for place in MESH.coordinates()]
     placed = [[make(seen, {AXIS: t}) for seen in places] for t in types]
     for k, given in enumerate(call.operands):
@@ -122,7 +122,7 @@ def _placed(call: Call, types: Sequence[AxisType]) -> list[list[TensorType]]:
 
 
 def _held(placed: PlacedCall) -> list[list[Tensor]]:
-    """The operands' parts, of values that show what the op does."""
+    """Return the operands' parts, of values that show what the op does."""
     name = placed.call.name
     if name.startswith(("logical", "any", "all")):
         return [_with_zeros(placed, k, parts) for k, parts in enumerate(placed.locals())]
@@ -147,7 +147,7 @@ def _held(placed: PlacedCall) -> list[list[Tensor]]:
 
 
 def _with_zeros(placed: PlacedCall, k: int, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Many zeros; where the ranks may differ, now and then zeros on one of them alone."""
+    """Return parts with many zeros, now and then on one rank alone."""
     held = [x.clamp(min=0) for x in parts]
     if placed.seed % 2 and placed.types[k][0][AXIS].letter in "PS":
         return [held[0] * (placed.seed % 4 == 1), parts[1].abs() + 1]
@@ -160,7 +160,7 @@ def _put_special(x: Tensor) -> None:
 
 
 def _right_types(placed: PlacedCall, held: Sequence[Sequence[Tensor]]) -> set[str] | None:
-    """The types as which the ranks' results are right; None if nothing was learned."""
+    """Return the types that are right for the results; None if nothing was learned."""
     inputs: list[list[Tensor]] = []
     outputs: list[list[Tensor]] = []
     for r in range(2):
@@ -195,7 +195,7 @@ def _right_types(placed: PlacedCall, held: Sequence[Sequence[Tensor]]) -> set[st
 def _lacks_gradient(
     placed: PlacedCall, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> bool:
-    """Whether there is an Invariant, but no gradient, by which alone it could be wrong."""
+    """Return whether an Invariant has no gradient, which alone shows it wrong."""
     if all(types[0][AXIS] != I for types in placed.types):
         return False
     floats = [x for x in inputs if x.dtype.is_floating_point]
@@ -211,7 +211,7 @@ def _lacks_gradient(
 
 
 def _is_computed(placed: PlacedCall, comparison: Comparison) -> bool:
-    """Whether one device computes it, and computes anything."""
+    """Return whether one device computes it, and computes anything."""
     try:
         for values in comparison.global_inputs().values():
             results = tensors_in(placed.call.run(*values))
@@ -225,7 +225,7 @@ def _is_computed(placed: PlacedCall, comparison: Comparison) -> bool:
 def _candidates(
     placed: PlacedCall, outputs: Sequence[Sequence[Tensor]]
 ) -> Iterator[list[list[TensorType]]]:
-    """Types of all results, by result and rank; what is written in place keeps its type."""
+    """Yield types by result and rank; what is written in place keeps its type."""
     places = [MESH.seen_from(place) for place in MESH.coordinates()]
     if is_in_place(placed.call.name):
         yield [list(placed.types[0])]

@@ -49,7 +49,7 @@ class Dropped:
 
 
 def check_draw(letter: str, shared: bool) -> None:
-    """AssertionError if dropout of a value of that type is accepted or refused wrongly."""
+    """Raise AssertionError if dropout of such a value is accepted or refused wrongly."""
     places = [MESH.seen_from(place) for place in MESH.coordinates()]
     types = [make(seen, {AXIS: TYPES[letter]}) for seen in places]
     held = split_ranks(lambda place: WHOLE + 50 * sum(place), types, MESH, seeded(0))
@@ -94,7 +94,7 @@ def _right_letters(letter: str, runs: Sequence[Dropped]) -> set[str]:
 
 
 def _is_masked(runs: Sequence[Dropped], src: str, dst: str) -> bool:
-    """Whether the ranks' results, read as `dst`, are the value times one mask."""
+    """Return whether the ranks' results, read as `dst`, are the value times one mask."""
     sizes = {AXIS: len(runs)}
     try:
         joined = join([run.y.detach() for run in runs], {AXIS: TYPES[dst]}, sizes)

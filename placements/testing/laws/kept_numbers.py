@@ -10,7 +10,7 @@ from placements._torch import unseen
 from placements.annotations.declarations import type_of
 from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
-from placements.testing.cases import Call
+from placements.testing.cases import OpCall
 from placements.testing.laws.comparison import tensors_in
 from placements.testing.ranks.crashes import check_judged
 from placements.types.mesh import Mesh
@@ -24,13 +24,13 @@ KEEP_NUMBERS = frozenset(
 )
 
 
-def _run_plainly(call: Call) -> None:
+def _run_plainly(call: OpCall) -> None:
     with unseen():
         call.run(torch.full(call.operands[0].shape, 2.0, dtype=torch.float64))
 
 
-def is_kept(call: Call) -> bool | None:
-    """Whether a number is one afterwards; None if the call shows nothing.
+def is_kept(call: OpCall) -> bool | None:
+    """Return whether a number is one afterwards; None if the call shows nothing.
 
     AssertionError if what is called a number is several.
     """

@@ -22,13 +22,13 @@ from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
 from placements.runtime.ledger import Entry, ledger
 from placements.runtime.mesh import set_current_mesh
-from placements.testing.laws.programs import Program, programs
+from placements.testing.draw.whole_numbers import numbers, seeded
+from placements.testing.laws.short_programs import programs, run_program
+from placements.testing.programs import Input, Program
 from placements.testing.ranks.crashes import check_judged
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.run import device_mesh, run_ranks
-from placements.testing.strategies import numbers, seeded
-from placements.types.axis import Shard, TypesLike
-from placements.types.meaning import split
+from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 
 Sent = list[tuple[str, str, bool]]  # axis, kind, whether in backward
@@ -36,26 +36,26 @@ Sent = list[tuple[str, str, bool]]  # axis, kind, whether in backward
 
 @st.composite
 def programs_with_empty_pieces(draw: st.DrawFn) -> Program:
-    """Programs, also on values without rows."""
+    """Draw programs, also on values without rows."""
     program = draw(programs())
     if not draw(st.booleans()):
         return program
-    return replace(program, size=0, types=tuple(map(_without_extents, program.types)))
+    return replace(program, inputs=tuple(map(_without_rows, program.inputs)))
 
 
-def _without_extents(types: TypesLike) -> TypesLike:
-    return {a: Shard(t.dim) if isinstance(t, Shard) else t for a, t in types.items()}
+def _without_rows(x: Input) -> Input:
+    types = [(a, Shard(t.dim) if isinstance(t, Shard) else t) for a, t in x.types]
+    return Input((0,) * len(x.shape), tuple(types))
 
 
 def check_lockstep(program: Program) -> Sent | None:
-    """What every rank sent; None if the program does not run, on any rank alike.
+    """Return what every rank sent; None if the program does not run, on any rank alike.
 
     AssertionError if ranks sent different things, RankFailure if they did not meet.
     """
-    whole = torch.zeros(program.size, program.size)
-    zeros = {f"v{k}": whole for k in range(len(program.types))}
+    zeros = {f"x{k}": torch.zeros(x.shape) for k, x in enumerate(program.inputs)}
     try:
-        program.run(**zeros)
+        run_program(program, **zeros)
     except RuntimeError:  # shapes do not fit on one device either
         return None
     plainly = partial(run_ranks, program.mesh.sizes, _run_plainly, program)
@@ -71,14 +71,14 @@ def check_lockstep(program: Program) -> Sent | None:
 
 
 def _sent(program: Program) -> tuple[Sent, Exception | None]:
-    """What this rank sends, its values being like those of no other; and what ended it."""
+    """Return what this rank sends, with values of its own, and what ended it."""
     held = _held(program)
     with set_current_mesh(device_mesh()), ledger() as record:
         try:
             with typecheck():
-                for value, types in zip(held.values(), program.types, strict=True):
-                    assert_type(value, types)
-                y = program.run(**held)
+                for value, x in zip(held.values(), program.inputs, strict=True):
+                    assert_type(value, dict(x.types))
+                y = run_program(program, **held)
         except (PlacementError, RuntimeError) as error:  # refused, by us or by torch
             return _in_short(record.entries), error
         if y.requires_grad:
@@ -88,17 +88,18 @@ def _sent(program: Program) -> tuple[Sent, Exception | None]:
 
 def _run_plainly(program: Program) -> None:
     with set_current_mesh(device_mesh()):
-        program.run(**_held(program))
+        run_program(program, **_held(program))
 
 
 def _held(program: Program) -> dict[str, Tensor]:
-    rank, whole = dist.get_rank(), torch.zeros(program.size, program.size)
-    held: dict[str, Tensor] = {}
-    for k, types in enumerate(program.types):
-        shape = split(whole, types, program.mesh)[rank].shape
-        generator = seeded(program.seed, k, rank)
-        held[f"v{k}"] = numbers(shape, generator).requires_grad_()
-    return held
+    rank = dist.get_rank()
+    mesh = program.mesh.seen_from(program.mesh.coordinates()[rank])
+    return {
+        f"x{k}": numbers(
+            x.local_shape(mesh), seeded(program.seed, k, rank)
+        ).requires_grad_()
+        for k, x in enumerate(program.inputs)
+    }
 
 
 def _in_short(entries: list[Entry]) -> Sent:
@@ -106,7 +107,7 @@ def _in_short(entries: list[Entry]) -> Sent:
 
 
 FILE = "drawn.py"
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MUTATIONS = (
     "skips", "other kind", "other axis", "other split sizes", "other dtype",
     "returns early", "raises", "skips backward",
@@ -125,7 +126,7 @@ class Mutant:
     at: int
 
     def source(self, rank: int, mutated: bool) -> str:
-        """The program of one rank. No two calls have equal shapes, so none are mixed up."""
+        """Return the program of one rank; no two calls have equal shapes."""
         lines = [self._call(rank, kind, axis) for kind, axis in self.calls]
         if mutated and rank == self.victim:
             lines[self.at] = self._otherwise(lines[self.at])
@@ -172,7 +173,7 @@ class Mutant:
             case "skips":
                 return "y = wider(y)"
             case "other kind":
-                other = KINDS[(KINDS.index(kind) + 1) % len(KINDS)]
+                other = COLLECTIVES[(COLLECTIVES.index(kind) + 1) % len(COLLECTIVES)]
                 return self._call(self.victim, other, axis)
             case "other axis":
                 other = next(a for a in self.mesh.sizes if a != axis)
@@ -198,13 +199,13 @@ class Mutant:
 
 @st.composite
 def mutants(draw: st.DrawFn, *, mutation: str, max_calls: int = 4) -> Mutant:
-    """Programs in which one rank does otherwise, in the way that is named."""
+    """Draw programs in which one rank does otherwise, in the way that is named."""
     if mutation not in MUTATIONS or max_calls < 1:
         raise ValueError(f"mutants(mutation={mutation!r}, max_calls={max_calls})")
     wide = [Mesh({"dp": 2, "tp": 2}), Mesh({"dp": 2, "tp": 3})]
     narrow = [] if mutation == "other axis" else [Mesh({"tp": 2}), Mesh({"tp": 3})]
     mesh = draw(st.sampled_from([*narrow, *wide]))
-    one = st.tuples(st.sampled_from(KINDS), st.sampled_from(list(mesh.sizes)))
+    one = st.tuples(st.sampled_from(COLLECTIVES), st.sampled_from(list(mesh.sizes)))
     calls = draw(st.lists(one, min_size=1, max_size=max_calls))
     at = draw(st.integers(0, len(calls) - 1))
     if mutation == "other split sizes":
@@ -219,7 +220,7 @@ def mutants(draw: st.DrawFn, *, mutation: str, max_calls: int = 4) -> Mutant:
 
 
 def check_mutant(mutant: Mutant, limit: float = 1.0) -> RankFailure:
-    """The failure that the changed rank leads to; the next run is clean.
+    """Return the failure that the changed rank leads to; the next run is clean.
 
     AssertionError if it goes unnoticed, takes longer than `limit` seconds, or does not
     say for every rank which collective it was at, and in which line.
@@ -261,7 +262,7 @@ def _wider(y: Tensor) -> Tensor:
 
 
 def _check_told(mutant: Mutant, failure: RankFailure) -> None:
-    """Nobody passes the changed call without the victim, and everybody is located."""
+    """Check that nobody passes the changed call alone, and everybody is located."""
     where = [_line_in(text) for text in failure.pending]
     story = f"{mutant}\n{failure}"
     assert "without any collective" not in failure.headline, story
@@ -278,7 +279,7 @@ def _check_told(mutant: Mutant, failure: RankFailure) -> None:
 
 
 def _line_in(text: str) -> int:
-    """The line that a rank stands at; behind the last one if it returned."""
+    """Return the line that a rank stands at; behind the last one if it returned."""
     if text == "returned":
         return 1_000_000
     found = re.fullmatch(

@@ -10,15 +10,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placements.testing.cases import Call, Given, calls
+from placements.testing.cases import Given, OpCall, calls
 from placements.testing.draw.placed import Place, on_axes, places, split_ranks
 from placements.testing.strategies import (
-    layouts,
     likely_types,
     meshes,
     numbers,
     seeded,
     seeds,
+    unsized_types,
 )
 from placements.types.index import Index
 from placements.types.mesh import Mesh
@@ -33,7 +33,7 @@ class InvalidCallError(Exception):
 class PlacedCall:
     """A call, and what every rank holds of its operands."""
 
-    call: Call
+    call: OpCall
     mesh: Mesh
     types: Sequence[Sequence[TensorType]]  # by operand, by rank
     seed: int
@@ -51,7 +51,7 @@ class PlacedCall:
         return f"{self.call.text} where {operands} on {self.mesh!r}, seed {self.seed}"
 
     def locals(self) -> list[list[Tensor]]:
-        """By operand, by rank."""
+        """Return what ranks hold, by operand and by rank."""
         return [self._held(k) for k in range(len(self.call.operands))]
 
     def _held(self, k: int) -> list[Tensor]:
@@ -71,7 +71,7 @@ class PlacedCall:
         return split_ranks(value, types, self.mesh, generator)
 
     def _own_rows(self, given: Given, types: Sequence[TensorType]) -> list[Tensor]:
-        """An index of each rank's own rows: drawn by rank."""
+        """Return an index of each rank's own rows: drawn by rank."""
         assert given.rows_of is not None
         target, dim = given.rows_of
         apart = [axis for axis, t in types[0].items() if t.letter in "VS"]
@@ -88,7 +88,7 @@ class PlacedCall:
         return held
 
 
-def _global_value(given: Given, call: Call, generator: torch.Generator) -> Tensor:
+def _global_value(given: Given, call: OpCall, generator: torch.Generator) -> Tensor:
     if given.rows_of is not None:
         target, dim = given.rows_of
         return _rows(given.shape, call.operands[target].shape[dim], given, generator)
@@ -123,14 +123,16 @@ def _rows(
 
 @st.composite
 def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
-    """Calls of one op with operands on all ranks of a mesh."""
+    """Draw calls of one op with operands on all ranks of a mesh."""
     call = draw(calls(name=name))
     mesh = draw(meshes())
     likely = draw(likely_types(mesh=mesh))
     types: list[list[TensorType]] = []
     for given in call.operands:
         layout = draw(
-            layouts(mesh=mesh, ndim=len(given.shape), letters=given.letters, likely=likely)
+            unsized_types(
+                mesh=mesh, ndim=len(given.shape), letters=given.letters, likely=likely
+            )
         )
         types.append(layout.types(mesh, given.shape))
     for k, given in enumerate(call.operands):
@@ -146,12 +148,12 @@ def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
 @st.composite
 def _with_domain(
     draw: st.DrawFn,
-    call: Call,
+    call: OpCall,
     given: Given,
     types: Sequence[TensorType],
     target: Sequence[TensorType],
 ) -> list[TensorType]:
-    """The index's types with the domain that fits, or now and then with none."""
+    """Draw the index's types with the domain that fits, or now and then with none."""
     assert given.rows_of is not None
     k, dim = given.rows_of
     whole = Index(call.operands[k].shape[dim])

@@ -15,13 +15,13 @@ from placements.types.tensor import TensorType
 
 
 def forgets(name: str) -> str:
-    """Why the op of that name may forget; empty if it may not."""
+    """Return why the op of that name may forget; empty if it may not."""
     plain = name if name in OPS else name.removesuffix("_")
     return OPS[plain].forgets
 
 
 def check_precise(placed: PlacedCall, results: Sequence[TensorType]) -> None:
-    """AssertionError if a result is Varying for no reason; its types on one rank."""
+    """Raise AssertionError if a result is Varying for no reason; its types on one rank."""
     given = [types[0] for types in placed.types]
     if not given or any(t.letter == "V" for types in given for t in types.types):
         return

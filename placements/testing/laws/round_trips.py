@@ -11,18 +11,18 @@ from placements.types.text import Described, parse_axis_type, parse_described
 
 
 def check_printed(t: AxisType) -> None:
-    """A type reads as it prints."""
+    """Check that a type reads as it prints."""
     text = repr(t)
     assert parse_axis_type(text) == t and repr(parse_axis_type(text)) == text, text
 
 
 def check_described(described: Described) -> None:
-    """A tensor's description reads as it prints."""
+    """Check that a tensor's description reads as it prints."""
     assert str(parse_described(str(described))) == str(described)
 
 
 def check_rows(extent: Extent) -> None:
-    """Every global row lies on one rank, and the two directions are inverse."""
+    """Check that every global row lies on one rank, and both directions are inverse."""
     seen: list[int] = []
     whole = torch.arange(extent.total)
     pieces = [take_piece(whole, 0, extent, rank) for rank in range(extent.bound_ranks)]
@@ -45,7 +45,7 @@ def check_rows(extent: Extent) -> None:
 
 
 def check_scaled(extent: Extent, factor: int) -> None:
-    """`divided` undoes `scaled`, and scaling keeps every rank's rows together."""
+    """Check that `divided` undoes `scaled`, which keeps every rank's rows together."""
     scaled = extent.scaled(factor)
     assert scaled.divided(factor) == extent, (extent, factor)
     part = extent.divided(factor)
@@ -56,7 +56,7 @@ def check_scaled(extent: Extent, factor: int) -> None:
 
 
 def check_joined(placed: PlacedTensor) -> None:
-    """What the ranks hold joins to one value, of the global shape."""
+    """Check that what the ranks hold joins to one value, of the global shape."""
     varying = [axis for axis, t in placed.types[0].items() if t.letter == "V"]
     inner = [
         axis for dim in range(len(placed.shape)) for axis in placed.types[0].order(dim)

@@ -34,21 +34,21 @@ from placements.types.tensor import TensorType, make
 
 
 def require_accepted(name: str, tally: Tally) -> None:
-    """A law that accepted nothing, or nothing that is spread over ranks, shows nothing."""
+    """Raise AssertionError if a law accepted nothing, or nothing spread over ranks."""
     assert tally.accepted, f"{name}: no call was accepted out of {tally.tried}"
     if tally.operands:
         assert tally.letters & set("SPR"), f"{name}: accepted {tally.letters} only"
 
 
 def check_sound(placed: PlacedCall, tally: Tally | None = None) -> bool:
-    """Whether the checker accepts the call; AssertionError if it does so wrongly."""
+    """Return whether the checker accepts the call; AssertionError if it does so wrongly."""
     tally = tally or Tally()
     tally.tried += 1
     try:
         held = placed.locals()
     except InvalidCallError:
         return False
-    ranks, error = run_ranks(placed, held)
+    ranks, error = run_each_rank(placed, held)
     if error is not None:
         return False
     check_results(placed, held, ranks, tally)
@@ -61,7 +61,7 @@ def check_results(
     ranks: Sequence[RankResult],
     tally: Tally,
 ) -> None:
-    """What the ranks computed, by the types that they inferred, is the global result."""
+    """Check that the results, joined by the inferred types, are the global result."""
     _check_same_types(placed, ranks)
     check_precise(placed, ranks[0].types)
     tally.accepted += 1
@@ -73,7 +73,7 @@ def check_results(
         raise AssertionError(f"{placed!r}: {error}; {ranks[0].types}") from error
 
 
-def run_ranks(
+def run_each_rank(
     placed: PlacedCall, held: Sequence[Sequence[Tensor]]
 ) -> tuple[list[RankResult], Exception | None]:
     """Run the call on every rank, up to the first that refuses, or where torch does.
@@ -120,7 +120,7 @@ def _run_plainly(placed: PlacedCall, held: Sequence[Tensor]) -> None:
 
 
 def _check_same_types(placed: PlacedCall, ranks: Sequence[RankResult]) -> None:
-    """All ranks infer the same; an extent is common to the ranks that share its rows."""
+    """Check that all ranks infer the same, and extents where they share rows."""
     said = {tuple(map(_without_extents, rank.types)) for rank in ranks}
     assert len(said) == 1, f"{placed!r}: the ranks infer different types: {said}"
     for k, common in enumerate(ranks[0].types):
@@ -148,7 +148,7 @@ def _without_extents(t: TensorType) -> tuple[str, ...]:
 
 
 def check_forgetting(placed: PlacedCall) -> None:
-    """What is accepted for pieces is accepted for values that are merely different.
+    """Check that what is accepted for pieces is accepted for Varying values.
 
     It is so for all operands together, and for each of them alone.
     """

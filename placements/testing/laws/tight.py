@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity
-from placements.testing.strategies import numbers, seeded
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 
 SIZE = 4
 RANKS = 2
 
 # What a result may be. Varying says nothing, so it is never wrong; what must not be
 # forgotten is another law (`precise`).
-LETTERS = "RIPS"
+RESULT_LETTERS = "RIPS"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ OPS_OF: dict[Linearity, Callable[[Sequence[Tensor]], Tensor]] = {
 
 
 def _run(cell: Cell, operands: Sequence[Tensor]) -> Tensor:
-    """A control divides: unlike one that chooses, it has a gradient."""
+    """Run the op of a cell; a control divides, so that it has a gradient."""
     result = OPS_OF[cell.linearity](operands[: len(cell.values)])
     for control in operands[len(cell.values) :]:
         result = result / control
@@ -68,8 +68,8 @@ def _run(cell: Cell, operands: Sequence[Tensor]) -> Tensor:
 
 
 def is_refuted(cell: Cell, *, tries: int = 20) -> bool:
-    """Whether every result type is wrong for some drawn values of these operands."""
-    possible = set(LETTERS)
+    """Return whether every result type is wrong for some drawn values of these operands."""
+    possible = set(RESULT_LETTERS)
     for seed in range(tries):
         possible &= right_types(cell, seed)
         if not possible:
@@ -78,7 +78,7 @@ def is_refuted(cell: Cell, *, tries: int = 20) -> bool:
 
 
 def right_types(cell: Cell, seed: int) -> set[str]:
-    """The letters that are right for the values of this seed."""
+    """Return the letters that are right for the values of this seed."""
     generator = seeded(seed, cell.values, cell.controls)
     # What is not cut must be broadcast along what is.
     cut = bool(set(cell.letters) & set("SV"))
@@ -87,10 +87,10 @@ def right_types(cell: Cell, seed: int) -> set[str]:
     held = [[parts[r].requires_grad_() for _, parts in drawn] for r in range(RANKS)]
     wanted = _run(cell, wholes)
     results = [_run(cell, one) for one in held]
-    cotangent = _nonzero(wanted.shape, generator)
+    cotangent = nonzero_numbers(wanted.shape, generator)
     expected = torch.autograd.grad(wanted, wholes, cotangent)
     right: set[str] = set()
-    for letter in LETTERS:
+    for letter in RESULT_LETTERS:
         joined = _joined([r.detach() for r in results], letter)
         if joined is None or not _equal(joined, wanted.detach()):
             continue
@@ -122,7 +122,7 @@ def _equal(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _joined(held: Sequence[Tensor], letter: str) -> Tensor | None:
-    """The value that two ranks hold as that type; None if it is not of that type."""
+    """Return the value that two ranks hold as that type; None if it is not so."""
     if letter == "P":
         return held[0] + held[1] if held[0].shape == held[1].shape else None
     if letter in "SV":
@@ -132,7 +132,7 @@ def _joined(held: Sequence[Tensor], letter: str) -> Tensor | None:
 
 def _parts(value: Tensor, letter: str, generator: torch.Generator) -> list[Tensor]:
     if letter == "P":
-        part = _nonzero(value.shape, generator)
+        part = nonzero_numbers(value.shape, generator)
         return [value - part, part]
     if letter in "SV":
         return list(value.chunk(RANKS))
@@ -142,19 +142,14 @@ def _parts(value: Tensor, letter: str, generator: torch.Generator) -> list[Tenso
 def _operand(
     letter: str, generator: torch.Generator, cut: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """A global value and what two ranks hold of it; Varying ones are pieces, forgotten."""
+    """Return a value, and what two ranks hold; Varying ones are forgotten pieces."""
     if letter in "SV":
-        pieces = _nonzero((SIZE,), generator)
+        pieces = nonzero_numbers((SIZE,), generator)
         return pieces, [piece.clone() for piece in pieces.chunk(RANKS)]
     shape = (1 if cut else SIZE,)
     if letter == "P":  # no part is zero, nor their sum: it may be a divisor
-        held = [_nonzero(shape, generator), _nonzero(shape, generator) / 2]
+        held = [nonzero_numbers(shape, generator), nonzero_numbers(shape, generator) / 2]
         held[1] = torch.where(held[0] + held[1] == 0, -held[1], held[1])
         return held[0] + held[1], held
-    whole = _nonzero(shape, generator)
+    whole = nonzero_numbers(shape, generator)
     return whole, [whole.clone(), whole.clone()]
-
-
-def _nonzero(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    drawn = numbers(shape, generator)
-    return drawn + (drawn == 0)

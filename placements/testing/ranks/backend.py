@@ -1,6 +1,6 @@
 """The `torch.distributed` backend "sim": collectives that meet in memory.
 
-Each simulated rank is a thread of one `Lockstep`; a collective is complete when the
+Each simulated rank is a thread of one `Scheduler`; a collective is complete when the
 last rank of its group calls it, and that rank moves everybody's data. The calls are
 compared first: ranks that disagree fail at once.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from placements._torch import unseen, without_dispatch_modes
 from placements.testing.ranks.calls import (
-    Call,
+    SimCall,
     Simulation,
     SimWork,
     Tensors,
@@ -43,7 +43,7 @@ from placements.testing.ranks.calls import (
 from placements.testing.ranks.failures import user_line
 
 
-def _collective(build: Callable[..., Call]) -> Any:
+def _collective(build: Callable[..., SimCall]) -> Any:
     """Turn a method that describes a call into one that posts it."""
 
     @functools.wraps(build)
@@ -56,7 +56,7 @@ def _collective(build: Callable[..., Call]) -> Any:
 
 
 def _of_one(method: Any) -> Any:
-    """The form of a coalesced collective that takes one tensor."""
+    """Return the form of a coalesced collective that takes one tensor."""
 
     @functools.wraps(method)
     def post(group: "SimGroup", output: Tensor, tensor: Tensor, opts: Any) -> SimWork:
@@ -81,35 +81,35 @@ class SimGroup(_ProcessGroup):
         self.global_rank = ranks[rank]
         self._rank = rank
         self._name = name
-        self._coalesced: list[Call] | None = None
+        self._coalesced: list[SimCall] | None = None
 
     @property
     def group_name(self) -> str:
         return self._name
 
     def _get_backend(self, device: object = None) -> "SimGroup":
-        """Since torch 2.15 `batch_isend_irecv` asks the backend whether it coalesces."""
+        """Return this group: since torch 2.15 `batch_isend_irecv` asks if it coalesces."""
         return self
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "sim"
 
-    def post(self, call: Call) -> SimWork:
+    def post(self, call: SimCall) -> SimWork:
         """Enter `call` for this rank, and complete it if the others are there."""
         call.rank, call.ranks, call.line = self.global_rank, self.ranks, user_line()
-        self.simulation.lockstep.announce(self.global_rank, call)
+        self.simulation.scheduler.announce(self.global_rank, call)
         call.check_density()
         key = (self._name, *self.ranks)
         if call.name in ("send", "recv"):
             self._meet_peer(call, self.simulation.letters.setdefault(key, []))
         else:
-            empty = [deque[Call]() for _ in self.ranks]
+            empty = [deque[SimCall]() for _ in self.ranks]
             self._meet_group(call, self.simulation.queues.setdefault(key, empty))
         if self._coalesced is not None:
             self._coalesced.append(call)
-        return SimWork(self.simulation.lockstep, [call])
+        return SimWork(self.simulation.scheduler, [call])
 
-    def _meet_group(self, call: Call, queues: list[deque[Call]]) -> None:
+    def _meet_group(self, call: SimCall, queues: list[deque[SimCall]]) -> None:
         place = len(queues[self._rank])
         queues[self._rank].append(call)
         for queue in queues:
@@ -122,7 +122,7 @@ class SimGroup(_ProcessGroup):
             for member in calls:
                 member.done = True
 
-    def _meet_peer(self, call: Call, letters: list[Call]) -> None:
+    def _meet_peer(self, call: SimCall, letters: list[SimCall]) -> None:
         for other in letters:
             send, recv = (call, other) if call.name == "send" else (other, call)
             if send.name == recv.name or send.own["tag"] != recv.own["tag"]:
@@ -140,11 +140,11 @@ class SimGroup(_ProcessGroup):
             return
         letters.append(call)
 
-    def _fail(self, call: Call, headline: str) -> NoReturn:
-        self.simulation.lockstep.fail(self.global_rank, call, headline)
+    def _fail(self, call: SimCall, headline: str) -> NoReturn:
+        self.simulation.scheduler.fail(self.global_rank, call, headline)
 
     def _member(self, name: str, number: int) -> int:
-        """The rank in the world of a rank in this group, such as the root of a call."""
+        """Return the rank in the world of a rank in this group, such as a root."""
         known = 0 <= number < len(self.ranks)
         text = f"{name} got rank {number} of a group of {len(self.ranks)} ranks"
         require(known, f"{text}, {self.ranks}")
@@ -152,64 +152,64 @@ class SimGroup(_ProcessGroup):
 
     # From here on: the interface of ProcessGroup, with torch's names and arguments.
     @_collective
-    def allreduce(self, tensors: Tensors, opts: Any) -> Call:
+    def allreduce(self, tensors: Tensors, opts: Any) -> SimCall:
         op = opts.reduceOp
 
-        def exchange(calls: list[Call]) -> None:
+        def exchange(calls: list[SimCall]) -> None:
             for of_ranks in zip(*(call.inputs for call in calls), strict=True):
                 total = reduced(op, of_ranks)
                 for tensor in of_ranks:
                     write(tensor, total)
 
         agree = alike(tensors, in_place=True) | reduction(op, tensors)
-        return Call("all_reduce", tensors, tensors, exchange, agree)
+        return SimCall("all_reduce", tensors, tensors, exchange, agree)
 
     @_collective
-    def reduce(self, tensors: Tensors, opts: Any) -> Call:
+    def reduce(self, tensors: Tensors, opts: Any) -> SimCall:
         op, root = opts.reduceOp, int(opts.rootRank)
 
-        def exchange(calls: list[Call]) -> None:
+        def exchange(calls: list[SimCall]) -> None:
             total = reduced(op, [call.inputs[0] for call in calls])
             write(calls[root].outputs[0], total)
 
         agree = alike(tensors, in_place=True) | reduction(op, tensors)
         agree["root"] = self._member("reduce", root)
-        return Call("reduce", tensors, tensors, exchange, agree)
+        return SimCall("reduce", tensors, tensors, exchange, agree)
 
     @_collective
-    def broadcast(self, tensors: Tensors, opts: Any) -> Call:
+    def broadcast(self, tensors: Tensors, opts: Any) -> SimCall:
         root = int(opts.rootRank)
 
-        def exchange(calls: list[Call]) -> None:
+        def exchange(calls: list[SimCall]) -> None:
             for call in calls:
                 for place, value in zip(call.outputs, calls[root].inputs, strict=True):
                     write(place, value)
 
         agree = alike(tensors, in_place=True)
         agree["root"] = self._member("broadcast", root)
-        return Call("broadcast", tensors, tensors, exchange, agree)
+        return SimCall("broadcast", tensors, tensors, exchange, agree)
 
     @_collective
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Call:
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> SimCall:
         check_count("all_gather", "output tensors", outputs[0], len(self.ranks))
         return all_gather("all_gather", [[t] for t in outputs[0]], inputs)
 
     @_collective
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any
-    ) -> Call:
+    ) -> SimCall:
         check_count("all_gather", "lists of output tensors", outputs, len(self.ranks))
         return all_gather("all_gather", outputs, inputs)
 
     @_collective
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
-    ) -> Call:
+    ) -> SimCall:
         of_ranks = by_rank("all_gather_single", outputs, len(self.ranks))
         return all_gather("all_gather_single", of_ranks, inputs)
 
     @_collective
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Call:
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> SimCall:
         name, op = "reduce_scatter", opts.reduceOp
         check_count(name, "input tensors", inputs[0], len(self.ranks))
         return reduce_scatter(name, outputs, [[t] for t in inputs[0]], op, self._rank)
@@ -217,7 +217,7 @@ class SimGroup(_ProcessGroup):
     @_collective
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
-    ) -> Call:
+    ) -> SimCall:
         name, op = "reduce_scatter_single", opts.reduceOp
         of_ranks = by_rank(name, inputs, len(self.ranks))
         call = reduce_scatter(name, outputs, of_ranks, op, self._rank)
@@ -225,10 +225,10 @@ class SimGroup(_ProcessGroup):
         return call
 
     @_collective
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Call:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimCall:
         check_count("all_to_all", "input tensors", inputs, len(self.ranks))
         check_count("all_to_all", "output tensors", outputs, len(self.ranks))
-        return Call("all_to_all", inputs, outputs, swap)
+        return SimCall("all_to_all", inputs, outputs, swap)
 
     @_collective
     def all_to_all_single(
@@ -238,7 +238,7 @@ class SimGroup(_ProcessGroup):
         output_splits: list[int],
         input_splits: list[int],
         opts: Any = None,
-    ) -> Call:
+    ) -> SimCall:
         name = "all_to_all_single"
         sent = pieces(name, tensor, len(self.ranks), input_splits)
         places = pieces(name, output, len(self.ranks), output_splits)
@@ -246,13 +246,13 @@ class SimGroup(_ProcessGroup):
             "input_splits": [piece.shape[0] for piece in sent],
             "output_splits": [piece.shape[0] for piece in places],
         }
-        return Call(name, sent, places, swap, own=own, shown=[tensor])
+        return SimCall(name, sent, places, swap, own=own, shown=[tensor])
 
     @_collective
-    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Call:
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> SimCall:
         root = int(opts.rootRank)
 
-        def exchange(calls: list[Call]) -> None:
+        def exchange(calls: list[SimCall]) -> None:
             for call, place in zip(calls, calls[root].outputs, strict=True):
                 write(place, call.inputs[0])
 
@@ -262,19 +262,19 @@ class SimGroup(_ProcessGroup):
             check_count("gather", "output tensors", places, len(self.ranks))
         for place in places:
             check_places("gather", [place], inputs)
-        return Call("gather", inputs, places, exchange, agree)
+        return SimCall("gather", inputs, places, exchange, agree)
 
     def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> SimWork:
-        """Since torch 2.15: the pieces go into one tensor on the root."""
+        """Gather the pieces into one tensor on the root (since torch 2.15)."""
         is_root = self._rank == int(opts.rootRank)
         outputs = by_rank("gather_single", [output], len(self.ranks)) if is_root else []
         return self.gather([[place for (place,) in outputs]], [tensor], opts)
 
     @_collective
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Call:
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> SimCall:
         root = int(opts.rootRank)
 
-        def exchange(calls: list[Call]) -> None:
+        def exchange(calls: list[SimCall]) -> None:
             for call, value in zip(calls, calls[root].inputs, strict=True):
                 write(call.outputs[0], value)
 
@@ -285,35 +285,35 @@ class SimGroup(_ProcessGroup):
         for value in values:
             require(value.is_contiguous(), "scatter needs contiguous tensors")
             check_places("scatter", outputs, [value])
-        return Call("scatter", values, outputs, exchange, agree, shown=outputs)
+        return SimCall("scatter", values, outputs, exchange, agree, shown=outputs)
 
     @_collective
-    def barrier(self, opts: Any = None) -> Call:
-        return Call("barrier", [], [])
+    def barrier(self, opts: Any = None) -> SimCall:
+        return SimCall("barrier", [], [])
 
     def monitored_barrier(self, *_: object, **__: object) -> None:
         self.barrier().wait()
 
     @_collective
-    def send(self, tensors: Tensors, destination: int, tag: int) -> Call:
+    def send(self, tensors: Tensors, destination: int, tag: int) -> SimCall:
         to = self._member("send", destination)
-        return Call("send", tensors, [], own={"to": to, "tag": tag})
+        return SimCall("send", tensors, [], own={"to": to, "tag": tag})
 
     @_collective
-    def recv(self, tensors: Tensors, source: int, tag: int) -> Call:
+    def recv(self, tensors: Tensors, source: int, tag: int) -> SimCall:
         sender = self._member("recv", source)
-        return Call("recv", [], tensors, own={"from": sender, "tag": tag})
+        return SimCall("recv", [], tensors, own={"from": sender, "tag": tag})
 
     @_collective
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Call:
-        return Call("recv", [], tensors, own={"from": "any", "tag": tag})
+    def recv_anysource(self, tensors: Tensors, tag: int) -> SimCall:
+        return SimCall("recv", [], tensors, own={"from": "any", "tag": tag})
 
     def _start_coalescing(self, device: object = None) -> None:
         self._coalesced = []
 
     def _end_coalescing(self, device: object = None) -> SimWork:
         calls, self._coalesced = self._coalesced or [], None
-        return SimWork(self.simulation.lockstep, calls)
+        return SimWork(self.simulation.scheduler, calls)
 
     all_gather_single = _of_one(all_gather_single_coalesced)
     reduce_scatter_single = _of_one(reduce_scatter_single_coalesced)

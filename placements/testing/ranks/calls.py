@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements.testing.ranks.failures import Line, shown_line
-from placements.testing.ranks.scheduler import Lockstep
+from placements.testing.ranks.failures import SourceLine, shown_line
+from placements.testing.ranks.scheduler import Scheduler
 
 Tensors = list[Tensor]
 
@@ -35,7 +35,7 @@ _FOLDS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(eq=False)
-class Call:
+class SimCall:
     """One rank's call of one collective.
 
     `agree` must be equal on all ranks of the group, `own` may differ. `exchange` moves
@@ -45,13 +45,13 @@ class Call:
     name: str
     inputs: Tensors
     outputs: Tensors
-    exchange: Callable[[list["Call"]], str | None] = lambda calls: None
+    exchange: Callable[[list["SimCall"]], str | None] = lambda calls: None
     agree: dict[str, object] = field(default_factory=dict[str, object])
     own: dict[str, object] = field(default_factory=dict[str, object])
     shown: Tensors = field(default_factory=list[Tensor])
     rank: int = -1
     ranks: list[int] = field(default_factory=list[int])
-    line: Line = ("", 0)
+    line: SourceLine = ("", 0)
     done: bool = False
     source: int = -1
 
@@ -62,8 +62,8 @@ class Call:
         where = shown_line(self.line)
         return f"{self.name}({content}) on group {self.ranks}  at {where}"
 
-    def difference(self, other: "Call") -> str | None:
-        """What keeps the two calls from being the same collective."""
+    def difference(self, other: "SimCall") -> str | None:
+        """Return what keeps the two calls from being the same collective."""
         if self.name != other.name:
             what = f"{self.name} on rank {self.rank}, {other.name} on rank {other.rank}"
             return f"different collectives: {what}"
@@ -105,7 +105,7 @@ def check_count(name: str, what: str, tensors: Sequence[object], count: int) -> 
 
 
 def alike(tensors: Tensors, in_place: bool = False) -> dict[str, object]:
-    """What ranks must agree on when their tensors are to be alike."""
+    """Return what ranks must agree on when their tensors are to be alike."""
     for tensor in tensors:
         check_layout(tensor)
     agree: dict[str, object] = {"dtype": [t.dtype for t in tensors]}
@@ -117,7 +117,7 @@ def alike(tensors: Tensors, in_place: bool = False) -> dict[str, object]:
 
 
 def reduction(op: Any, tensors: Tensors) -> dict[str, object]:
-    """What ranks must agree on when they reduce; refuses what gloo refuses."""
+    """Return what ranks must agree on when they reduce; refuses what gloo refuses."""
     kind = op.op
     require(kind in _FOLDS, f"the simulator has no {kind.name}")
     for tensor in tensors:
@@ -148,7 +148,7 @@ def check_places(name: str, places: Tensors, values: Tensors) -> None:
 
 
 def pieces(name: str, tensor: Tensor, count: int, splits: Sequence[int] = ()) -> Tensors:
-    """What each of `count` ranks gets of `tensor`, cut along its first dim."""
+    """Return what each of `count` ranks gets of `tensor`, cut along its first dim."""
     check_layout(tensor)
     what = shown(tensor)
     require(tensor.dim() > 0, f"{name} cuts dim 0 of its tensors; {what} has no dims")
@@ -169,10 +169,10 @@ def by_rank(name: str, tensors: Tensors, count: int) -> list[Tensors]:
     return [list(of_rank) for of_rank in zip(*cut, strict=True)]
 
 
-def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> Call:
-    """`outputs[i]` are the places for the inputs of rank i."""
+def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> SimCall:
+    """Return the call; `outputs[i]` are the places for the inputs of rank i."""
 
-    def exchange(calls: list[Call]) -> None:
+    def exchange(calls: list[SimCall]) -> None:
         sent = [tensor for call in calls for tensor in call.inputs]
         for call in calls:
             for place, value in zip(call.outputs, sent, strict=True):
@@ -181,33 +181,33 @@ def all_gather(name: str, outputs: list[Tensors], inputs: Tensors) -> Call:
     for of_rank in outputs:
         check_places(name, of_rank, inputs)
     flat = [tensor for of_rank in outputs for tensor in of_rank]
-    return Call(name, inputs, flat, exchange, alike(inputs))
+    return SimCall(name, inputs, flat, exchange, alike(inputs))
 
 
 def reduce_scatter(
     name: str, outputs: Tensors, inputs: list[Tensors], op: Any, rank: int
-) -> Call:
-    """`inputs[i]` is what this rank, one of the group, adds to the outputs of rank i."""
+) -> SimCall:
+    """Return the call; `inputs[i]` is what this rank adds to the outputs of rank i."""
 
-    def exchange(calls: list[Call]) -> None:
+    def exchange(calls: list[SimCall]) -> None:
         places = [place for call in calls for place in call.outputs]
         for index, place in enumerate(places):
             write(place, reduced(op, [call.inputs[index] for call in calls]))
 
     check_places(name, outputs, inputs[rank])
     flat = [tensor for of_rank in inputs for tensor in of_rank]
-    return Call(name, flat, outputs, exchange, alike(flat) | reduction(op, flat))
+    return SimCall(name, flat, outputs, exchange, alike(flat) | reduction(op, flat))
 
 
-def unequal(send: Call, sent: Tensor, recv: Call, place: Tensor) -> str | None:
+def unequal(send: SimCall, sent: Tensor, recv: SimCall, place: Tensor) -> str | None:
     if (sent.dtype, sent.shape) == (place.dtype, place.shape):
         return None
     who = f"rank {send.rank} sends {shown(sent)} to rank {recv.rank}"
     return f"{who}, which expects {shown(place)}"
 
 
-def swap(calls: list[Call]) -> str | None:
-    """The exchange of all_to_all: input j of rank i becomes output i of rank j."""
+def swap(calls: list[SimCall]) -> str | None:
+    """Exchange for all_to_all: input j of rank i becomes output i of rank j."""
     for j, recv in enumerate(calls):
         for send, place in zip(calls, recv.outputs, strict=True):
             if complaint := unequal(send, send.inputs[j], recv, place):
@@ -221,18 +221,18 @@ def swap(calls: list[Call]) -> str | None:
 class SimWork(dist.Work):
     """The handle of calls; `wait` gives the baton away until they are done."""
 
-    def __init__(self, lockstep: Lockstep, calls: list[Call]) -> None:
+    def __init__(self, scheduler: Scheduler, calls: list[SimCall]) -> None:
         super().__init__()
-        self._lockstep = lockstep
+        self._scheduler = scheduler
         self._calls = calls
 
     def wait(self, timeout: object = None) -> bool:
         for call in self._calls:
-            self._lockstep.wait(call.rank, call)
+            self._scheduler.wait(call.rank, call)
         return True
 
     def is_completed(self) -> bool:
-        return all(self._lockstep.poll(call.rank, call) for call in self._calls)
+        return all(self._scheduler.poll(call.rank, call) for call in self._calls)
 
     def result(self) -> Tensors:
         return [tensor for call in self._calls for tensor in call.outputs]
@@ -289,10 +289,10 @@ class SimFuture(_Future):
 class Simulation:
     """What the ranks of one simulated world share: calls that are not complete."""
 
-    def __init__(self, lockstep: Lockstep) -> None:
-        self.lockstep = lockstep
-        self.queues: dict[object, list[deque[Call]]] = {}
-        self.letters: dict[object, list[Call]] = {}
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.queues: dict[object, list[deque[SimCall]]] = {}
+        self.letters: dict[object, list[SimCall]] = {}
         self.store: Any = None
         self.clear()
 
@@ -301,6 +301,6 @@ class Simulation:
         self.letters.clear()
         self.store = cast(Any, dist).HashStore()
 
-    def unmatched(self) -> list[Call]:
+    def unmatched(self) -> list[SimCall]:
         queues = [queue for of_group in self.queues.values() for queue in of_group]
         return [c for calls in (*queues, *self.letters.values()) for c in calls]

@@ -35,7 +35,7 @@ DEFECT = "this is a defect of placements, not a verdict on the program"
 
 
 def described(error: BaseException) -> str:
-    """`KeyError: 'tp' (placements/infer.py:12)`: what was raised, and in which line."""
+    """Return what was raised and where: `KeyError: 'tp' (checker/call.py:12)`."""
     walked = list(traceback.walk_tb(error.__traceback__))
     if not walked:
         return headline_of(error)
@@ -44,14 +44,14 @@ def described(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What the first rank raised; the failure itself if the ranks fell out of step."""
+    """Return what the first rank raised; the failure if ranks fell out of step."""
     if isinstance(error, RankFailure) and error.cause is not None:
         return error.cause
     return error
 
 
 def crash_of(error: BaseException, more: str = "") -> CheckerCrash:
-    """The crash that an error is, or that it tells of.
+    """Return the crash that an error is, or that it tells of.
 
     UnsupportedTorchError is raised as it is: it is about the installation, and says by
     itself what to do.
@@ -63,7 +63,7 @@ def crash_of(error: BaseException, more: str = "") -> CheckerCrash:
 
 
 def is_verdict(error: BaseException, *promised: type[BaseException]) -> bool:
-    """Whether an error is what a checker promises to raise, and not a crash.
+    """Return whether an error is what a checker promises to raise, and not a crash.
 
     A RankFailure without a cause is the simulator's own: the ranks did not meet.
     """
@@ -71,7 +71,7 @@ def is_verdict(error: BaseException, *promised: type[BaseException]) -> bool:
 
 
 def check_judged(error: Exception, plainly: Callable[[], object]) -> None:
-    """CheckerCrash unless an error of a checked program says something of the program.
+    """Raise CheckerCrash unless an error says something of the checked program.
 
     It does if the checker promises it; if it is an ArgumentError, by which a call refuses
     what the program says to it, though an unchecked call would not look; or if the program
@@ -83,7 +83,7 @@ def check_judged(error: Exception, plainly: Callable[[], object]) -> None:
 def own_error(
     errors: Sequence[Exception], plainly: Callable[[], object]
 ) -> Exception | None:
-    """Of what the ranks of a checked program raised, the first that is its own fault.
+    """Return the first error of the ranks that is the fault of their own program.
 
     None if the checker promises them all, and CheckerCrash as `check_judged` says. Where
     one rank fails by itself, what befalls the others says nothing of the checker.
@@ -110,12 +110,12 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
 def _said(error: BaseException) -> str:
-    """Type and message, without the addresses of objects, which differ between two runs."""
+    """Return type and message, without addresses, which differ between two runs."""
     return _ADDRESS.sub("0x", headline_of(error))
 
 
 def _all_said(error: BaseException) -> set[str]:
-    """What a program raised: it, or its ranks, which need not say the same."""
+    """Return what a program raised: it, or its ranks, which need not say the same."""
     if isinstance(error, ExceptionGroup):
         return set[str]().union(*map(_all_said, cast(Any, error).exceptions))
     if isinstance(error, RankFailure):

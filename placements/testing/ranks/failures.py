@@ -60,11 +60,11 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
         self.__cause__ = cause
 
 
-Line = tuple[str, int]
+SourceLine = tuple[str, int]
 
 
-def _distance(line: Line) -> int:
-    """How far a line is from what the reader wrote; 0 is user code."""
+def _distance(line: SourceLine) -> int:
+    """Return how far a line is from what the reader wrote; 0 is user code."""
     filename = line[0]
     if filename.startswith(_TESTING):
         return 3
@@ -75,9 +75,9 @@ def _distance(line: Line) -> int:
     return 3 if filename.startswith(_STANDARD) else 0
 
 
-def innermost_line(lines: Iterable[Line]) -> Line:
-    """The innermost line of user code; without any, the nearest thing to it."""
-    found: Line | None = None
+def innermost_line(lines: Iterable[SourceLine]) -> SourceLine:
+    """Return the innermost line of user code; without any, the nearest thing to it."""
+    found: SourceLine | None = None
     for line in lines:
         if found is None or _distance(line) < _distance(found):
             found = line
@@ -86,23 +86,23 @@ def innermost_line(lines: Iterable[Line]) -> Line:
     return found or ("unknown", 0)
 
 
-def shown_line(line: Line) -> str:
+def shown_line(line: SourceLine) -> str:
     return f"{line[0].removeprefix(os.getcwd() + os.sep)}:{line[1]}"
 
 
-def lines_of(frame: FrameType | None) -> Iterable[Line]:
+def lines_of(frame: FrameType | None) -> Iterable[SourceLine]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
 
 
-def user_line() -> Line:
-    """The file and line of the innermost caller that is user code."""
+def user_line() -> SourceLine:
+    """Return the file and line of the innermost caller that is user code."""
     return innermost_line(lines_of(inspect.currentframe()))
 
 
 def describe_error(error: BaseException) -> str:
-    """The text `raised Type: message at file:line` of a rank's exception."""
+    """Return the text `raised Type: message at file:line` of a rank's exception."""
     walked = traceback.walk_tb(error.__traceback__)
     lines = [(frame.f_code.co_filename, line) for frame, line in walked]
     where = shown_line(innermost_line(reversed(lines)))
@@ -110,7 +110,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def told_once(failure: RankFailure) -> str:
-    """A failure of ranks in which what several ranks raised is said once."""
+    """Return a failure of ranks in which what several ranks raised is said once."""
     rank, cause = failure.rank, failure.cause
     if rank is None or cause is None:
         return str(failure)  # where each rank stood is what there is to say
@@ -131,7 +131,7 @@ def headline_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; an exception may fail to say anything."""
+    """Return what an exception says; an exception may fail to say anything."""
     try:
         return str(error)
     except BaseException as other:  # whatever it is, the first one is to be reported

@@ -151,7 +151,7 @@ class _Pool:
         )
 
     def _whereabouts(self, ranks: list[int]) -> dict[int, str]:
-        """Where the ranks are that did not report, as told by their fault handlers."""
+        """Return where silent ranks are, as their fault handlers tell."""
         asked = [r for r in ranks if _CAN_ASK and self._processes[r].is_alive()]
         for rank in asked:
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
@@ -212,7 +212,7 @@ def _stack_file(directory: str, rank: int) -> Path:
 
 
 def _serve(rank: int, size: int, directory: str, timeout: float, pipe: Connection) -> None:
-    """The life of one process."""
+    """Run tasks in one process until it is told to stop."""
     torch.set_num_threads(1)
     if _CAN_ASK:
         faulthandler.register(signal.SIGUSR1, _stack_file(directory, rank).open("w"))

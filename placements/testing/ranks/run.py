@@ -34,7 +34,7 @@ from placements.testing.ranks.backend import SimGroup
 from placements.testing.ranks.calls import Simulation
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.processes import run_on_processes
-from placements.testing.ranks.scheduler import Lockstep
+from placements.testing.ranks.scheduler import Scheduler
 from placements.testing.ranks.store import SimStore
 
 _mesh_module = cast(Any, mesh_module)
@@ -124,7 +124,7 @@ def run_ranks(
 def _checked(
     mesh: object, fn: object, backend: object, timeout: object, seed: object
 ) -> dict[str, int]:
-    """The size of each axis, if the arguments of run_ranks make sense."""
+    """Return the size of each axis, if the arguments of run_ranks make sense."""
     wanted = cast(object, mesh if isinstance(mesh, Mapping) else {"rank": mesh})
     axes = dict(cast(Mapping[object, object], wanted))
     named = all(isinstance(axis, str) for axis in axes)
@@ -151,7 +151,7 @@ def _is_whole(value: object) -> bool:
 
 
 def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
-    """The DeviceMesh of the current `run_ranks` call, or other `axes` on its ranks.
+    """Return the DeviceMesh of the current `run_ranks` call, or other `axes` on its ranks.
 
     Meshes are kept, so a second call costs nothing. The first one is collective.
     """
@@ -175,7 +175,7 @@ def device_mesh(axes: Mapping[str, int] | None = None) -> DeviceMesh:
 def _call(
     axes: dict[str, int], seed: int, fn: Callable[..., T], args: tuple[object, ...]
 ) -> T:
-    """What one rank does, in a thread or in a process."""
+    """Do what one rank does, in a thread or in a process."""
     _here.axes = axes
     if _here.meshes is None:
         _here.meshes = {}
@@ -208,8 +208,8 @@ class _SimulatedWorld:
     """A pool of threads whose torch.distributed state is set up and reused."""
 
     def __init__(self, size: int) -> None:
-        self.lockstep = Lockstep(size)
-        self.simulation = Simulation(self.lockstep)
+        self.scheduler = Scheduler(size)
+        self.simulation = Simulation(self.scheduler)
         self.worlds: list[_World] = []
         self.ready = False
 
@@ -220,13 +220,13 @@ class _SimulatedWorld:
         timeout: float,
     ) -> list[T]:
         _torch.require("simulating")
-        copies = [_copied(args) for _ in range(self.lockstep.size)]
+        copies = [_copied(args) for _ in range(self.scheduler.size)]
         with _state_per_thread():
             if not self.ready:
                 self.simulation.clear()
-                self.worlds = self.lockstep.run(self._set_up)
+                self.worlds = self.scheduler.run(self._set_up)
             self.ready = False
-            results = self.lockstep.run(lambda rank: task(copies[rank]), timeout)
+            results = self.scheduler.run(lambda rank: task(copies[rank]), timeout)
             unmatched = self.simulation.unmatched()
             if unmatched:
                 pending = [["returned"] for _ in self.worlds]
@@ -246,7 +246,7 @@ class _SimulatedWorld:
         _torch.unregister_groups()
         _torch.forget_meshes_in_dtensor()
         _here.world, _here.meshes, _here.simulation = _World(), {}, self.simulation
-        size = self.lockstep.size
+        size = self.scheduler.size
         _here.store = SimStore(self.simulation, rank)
         dist.init_process_group("sim", store=_here.store, rank=rank, world_size=size)
         return _here.world
@@ -329,7 +329,7 @@ _lock = threading.Lock()
 
 def _simulated(size: int) -> _SimulatedWorld:
     key = (os.getpid(), size)
-    if key not in _pools or not _pools[key].lockstep.usable:
+    if key not in _pools or not _pools[key].scheduler.usable:
         _pools[key] = _SimulatedWorld(size)
     return _pools[key]
 
@@ -338,7 +338,7 @@ def _simulated(size: int) -> _SimulatedWorld:
 def _close_pools() -> None:
     for (process, _), pool in _pools.items():
         if process == os.getpid():
-            pool.lockstep.close()
+            pool.scheduler.close()
     _pools.clear()
 
 

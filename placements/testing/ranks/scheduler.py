@@ -85,7 +85,7 @@ class _Rank:
         return f"runs at {shown_line(innermost_line(lines_of(frame)))}"
 
 
-class Lockstep:
+class Scheduler:
     """`size` persistent threads that run a task each, one at a time."""
 
     def __init__(self, size: int) -> None:
@@ -141,7 +141,7 @@ class Lockstep:
             rank.reset()
 
     def announce(self, number: int, call: Awaited) -> None:
-        """To be called by rank `number` before each collective."""
+        """End rank `number` before a collective if the run has failed meanwhile."""
         if self._ranks[number].thread is not threading.current_thread():
             raise RuntimeError(
                 f"rank {number} is simulated by a thread of its own; its collectives "

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from placements.testing.ranks.calls import Simulation
-from placements.testing.ranks.failures import Line, shown_line, user_line
+from placements.testing.ranks.failures import SourceLine, shown_line, user_line
 
 
 @dataclass
@@ -15,7 +15,7 @@ class _Keys:
 
     store: Any
     keys: list[str]
-    line: Line
+    line: SourceLine
 
     @property
     def done(self) -> bool:
@@ -38,7 +38,7 @@ class SimStore(_Store):
 
     def wait(self, keys: list[str], timeout: object = None) -> None:
         awaited = _Keys(self._simulation.store, keys, user_line())
-        self._simulation.lockstep.wait(self._rank, awaited)
+        self._simulation.scheduler.wait(self._rank, awaited)
 
     def get(self, key: str) -> bytes:
         self.wait([key])

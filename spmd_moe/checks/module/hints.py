@@ -11,7 +11,7 @@ from torch import nn
 from placements import On, typed
 from placements.annotations.checks import is_array
 from placements.testing.draw.arguments import Argument, arguments_of
-from placements.testing.ranks.failures import Line
+from placements.testing.ranks.failures import SourceLine
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.checks.module.user_code import blamed
 
@@ -27,7 +27,7 @@ def plain_forward(cls: type[nn.Module]) -> Callable[..., Any]:
     return inspect.unwrap(cls.forward)
 
 
-def line_of_forward(cls: type[nn.Module]) -> Line:
+def line_of_forward(cls: type[nn.Module]) -> SourceLine:
     code = plain_forward(cls).__code__
     return code.co_filename, code.co_firstlineno
 

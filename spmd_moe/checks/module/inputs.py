@@ -22,8 +22,8 @@ from placements import R, Shard, declarations, set_current_mesh, unchecked
 from placements.annotations.on import Variable
 from placements.runtime.state import suspended
 from placements.testing.draw.arguments import Argument
-from placements.testing.draw.numbers import numbers, seeded
 from placements.testing.draw.parameter_sizes import ParameterSizes, parameter_sizes
+from placements.testing.draw.whole_numbers import numbers, seeded
 from placements.types.text import as_axis_type
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.checks.module.hints import (

@@ -15,7 +15,7 @@ from torch import nn
 
 import placements
 from placements import UnsupportedTorchError
-from placements.testing.ranks.failures import Line, shown_line
+from placements.testing.ranks.failures import SourceLine, shown_line
 from spmd_moe import checks
 from spmd_moe.checks.errors import BadInput
 
@@ -83,7 +83,7 @@ def _message(error: BaseException) -> str:
     return (error.msg if isinstance(error, SyntaxError) else str(error)).strip()
 
 
-def _line_of(error: BaseException) -> Line | None:
+def _line_of(error: BaseException) -> SourceLine | None:
     """Return the innermost line outside the standard library, torch and these packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
@@ -94,13 +94,13 @@ def _line_of(error: BaseException) -> Line | None:
     return next(filter(_is_own, reversed(walked)), None)
 
 
-def _is_own(line: Line) -> bool:
+def _is_own(line: SourceLine) -> bool:
     file = line[0]
     standard = file.startswith(_STANDARD) and "site-packages" not in file
     return not (standard or file.startswith((*_NOT_OWN, "<")))
 
 
-def _line_of_source(about: Any) -> Line | None:
+def _line_of_source(about: Any) -> SourceLine | None:
     try:
         return inspect.getsourcefile(about) or "", inspect.getsourcelines(about)[1]
     except (OSError, TypeError):

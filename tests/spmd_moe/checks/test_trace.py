@@ -25,7 +25,7 @@ from placements.runtime.describe import dtype_name
 from placements.runtime.ledger import Entry
 from placements.testing import device_mesh, run_ranks
 from placements.testing.ranks.backend import SimGroup
-from placements.testing.ranks.calls import Call
+from placements.testing.ranks.calls import SimCall
 from placements.types.tensor import TensorType
 from spmd_moe import MoE, MoEConfig, Parallel
 from spmd_moe.checks.crossings import COLLECTIVE, Crossing
@@ -122,7 +122,7 @@ def seen_by_backend(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[Sent]]
     seen: dict[int, Counter[Sent]] = {}
     post = SimGroup.post
 
-    def counting(group: SimGroup, call: Call) -> Any:
+    def counting(group: SimGroup, call: SimCall) -> Any:
         if group.global_rank in watched:
             size = sum(tensor.nbytes for tensor in call.inputs)
             of_rank = seen.setdefault(group.global_rank, Counter())

@@ -128,7 +128,7 @@ def test_meshes_that_do_not_type_check(
     ("name", "said", "checked"),
     [
         ("ForgotConvert", "x_TD is Invariant on axis 'tp'", []),
-        ("WrongReference", "differs from one device", ["types", "values", "gradients"]),
+        ("WrongReference", "is not that of one device", ["types", "values", "gradients"]),
     ],
 )
 def test_a_module_that_fails(

@@ -187,7 +187,7 @@ def test_a_gradient_that_is_reduced_twice_is_named_against_one_device() -> None:
     assert check_spmd_case(right, reference, INPUTS, mesh={"tp": 2})
     with reported(AssertionError) as texts:
         check_spmd_case(twice, reference, INPUTS, mesh={"tp": 2})
-    assert texts[0].startswith("the gradient of x_TD differs from one device")
+    assert texts[0].startswith("the gradient of x_TD is not that of one device")
 
 
 # Dispatch and combine over three ranks with one expert each, which scales by its number:
@@ -326,5 +326,5 @@ def test_right_tokens_pass() -> None:
 def test_rows_of_other_tokens_are_named_by_row(change: Change, row: int) -> None:
     with reported(AssertionError) as texts:
         check_tokens(change)
-    assert texts[0].startswith("result 0 differs from one device")
+    assert texts[0].startswith("result 0 is not that of one device")
     assert f"at index ({row}, 0)" in texts[0]

@@ -32,8 +32,8 @@ from placements.testing import RankFailure, assert_spmd_equivalent, check_spmd_c
 from placements.testing.cases.table import calls
 from placements.testing.compare.case import refusal
 from placements.testing.laws.kept_numbers import is_kept
-from placements.testing.laws.losses import check_loss
-from placements.testing.laws.padding import check_padding, padded_calls
+from placements.testing.laws.loss_types import check_loss
+from placements.testing.laws.padding_ignored import check_padding, padded_calls
 from placements.testing.laws.placed_calls import placed_calls
 from placements.testing.laws.sound import check_sound
 from placements.testing.ranks.crashes import CheckerCrash, check_judged
@@ -238,20 +238,20 @@ def test_bad_arguments_that_only_a_checked_call_looks_at_are_no_crash(
 
 
 def test_the_laws_tell_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    from placements.testing.laws import programs as drawn
     from placements.testing.laws.lockstep import check_lockstep
+    from placements.testing.laws.short_programs import check_program
+    from placements.testing.programs import Input, Program, Statement
     from placements.types.mesh import Mesh
 
-    program = drawn.Program(
-        Mesh({"tp": 2}), 2, ({"tp": R},), (drawn.Step("double", (0,)),), 0
-    )
-    assert drawn.check_program(program) and check_lockstep(program) == []
+    x = Input((2, 2), (("tp", R),))
+    program = Program(Mesh({"tp": 2}), (x,), (Statement("x0 * 2"),))
+    assert check_program(program) and check_lockstep(program) == []
     call = find(calls(name="neg"), lambda call: bool(is_kept(call)))
     placed = find(placed_calls(name="neg"), check_sound)
     padded = find(padded_calls(name="neg"), check_padding)
     at_an_op(monkeypatch, RuntimeError("odd"))
     with pytest.raises(CheckerCrash):
-        drawn.check_program(program)
+        check_program(program)
     with pytest.raises(CheckerCrash):
         check_lockstep(program)
     with monkeypatch.context() as patched:

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from placements.testing import RankFailure, run_ranks
-from placements.testing.ranks import scheduler as lockstep
+from placements.testing.ranks import scheduler
 
 
 def ranks_alive() -> int:
@@ -102,7 +102,7 @@ def test_an_exception_that_cannot_be_shown_is_the_ranks(
     assert run_ranks(2, dist.get_rank) == [0, 1]
 
 
-class HandsOver(lockstep.Lockstep):
+class HandsOver(scheduler.Scheduler):
     """Rank 0 gives the baton to rank 1 as soon as somebody has looked who holds it."""
 
     seen: ClassVar[list[int]] = []
@@ -123,17 +123,17 @@ def test_only_the_rank_that_holds_the_baton_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[threading.Thread] = []
-    monkeypatch.setattr(lockstep, "_raise_in", lambda thread, error: told.append(thread))
-    pool = lockstep.Lockstep(2)
+    monkeypatch.setattr(scheduler, "_raise_in", lambda thread, error: told.append(thread))
+    pool = scheduler.Scheduler(2)
     pool.__class__ = HandsOver
     pool._interrupt()
     assert len(HandsOver.seen) == 2 and told == []
-    pool.__class__, pool.usable = lockstep.Lockstep, True
+    pool.__class__, pool.usable = scheduler.Scheduler, True
     pool.close()
 
 
 def test_a_rank_without_the_baton_hands_none_over() -> None:
-    pool = lockstep.Lockstep(3)
+    pool = scheduler.Scheduler(3)
     batons: list[list[bool]] = []
 
     def task(number: int) -> None:

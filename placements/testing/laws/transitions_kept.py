@@ -28,7 +28,7 @@ AXIS = "tp"
 
 
 @dataclass(frozen=True)
-class MoveCase:
+class TransitionCase:
     """A transition on one axis of `ranks` ranks, and what to apply it to."""
 
     row: Transition
@@ -42,8 +42,8 @@ class MoveCase:
 
 
 @st.composite
-def move_cases(draw: st.DrawFn, *, row: Transition) -> MoveCase:
-    """Cases of one row: all axis sizes, uneven and empty pieces, several runs."""
+def transition_cases(draw: st.DrawFn, *, row: Transition) -> TransitionCase:
+    """Draw cases of one row: all axis sizes, uneven and empty pieces, several runs."""
     if row not in TRANSITIONS:
         raise ValueError(f"{row} is not a row of the table of transitions")
     ranks = draw(st.integers(1, 4))
@@ -61,7 +61,7 @@ def move_cases(draw: st.DrawFn, *, row: Transition) -> MoveCase:
     if row.action == "exchange":
         count = st.integers(0, 2)
         sends = tuple(tuple(draw(count) for _ in range(ranks)) for _ in range(ranks))
-    return MoveCase(
+    return TransitionCase(
         row, ranks, tuple(shape), src, dst, draw(seeds()), draw(st.booleans()), sends
     )
 
@@ -74,7 +74,7 @@ def _with_extent(
     return Shard(dim, draw(extents(total=shape[dim], ranks=ranks)))
 
 
-def check_transition(case: MoveCase) -> None:
+def check_transition(case: TransitionCase) -> None:
     """Run the case on simulated ranks; AssertionError if value or gradient is wrong."""
     generator = seeded(case.seed)
     held = [x.requires_grad_() for x in _locals(case, generator)]
@@ -88,12 +88,12 @@ def check_transition(case: MoveCase) -> None:
     assert left == right, f"{case}: <f(x), w> = {left}, <x, backward(w)> = {right}"
 
 
-def _count(t: AxisType, case: MoveCase) -> int:
-    """All ranks repeat the dot product of an Invariant value with its gradient."""
+def _count(t: AxisType, case: TransitionCase) -> int:
+    """Return how often ranks repeat a dot product: all do for an Invariant value."""
     return case.ranks if t.letter == "I" else 1
 
 
-def _locals(case: MoveCase, generator: torch.Generator) -> list[Tensor]:
+def _locals(case: TransitionCase, generator: torch.Generator) -> list[Tensor]:
     shape, action = list(case.shape), case.row.action
     if action in ("unbind", "sum and unbind"):
         shape.insert(0, case.ranks)
@@ -116,7 +116,7 @@ def _piece(whole: Tensor, t: Shard, rank: int) -> Tensor:
     return take_piece(whole, t.dim, t.extent, rank).clone()
 
 
-def _one_rank(case: MoveCase, held: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _one_rank(case: TransitionCase, held: list[Tensor]) -> tuple[Tensor, Tensor]:
     rank = dist.get_rank()
     x = held[rank]
     given = x
@@ -130,7 +130,7 @@ def _one_rank(case: MoveCase, held: list[Tensor]) -> tuple[Tensor, Tensor]:
     return y.detach(), gradient
 
 
-def _called(case: MoveCase, x: Tensor, rank: int) -> Tensor:
+def _called(case: TransitionCase, x: Tensor, rank: int) -> Tensor:
     if case.row.action == "exchange":
         receives = [case.sends[q][rank] for q in range(case.ranks)]
         return all_to_all(
@@ -141,14 +141,14 @@ def _called(case: MoveCase, x: Tensor, rank: int) -> Tensor:
     return call(x, AXIS, src=case.src, dst=case.dst)
 
 
-def _cotangent(case: MoveCase, rank: int, y: Tensor) -> Tensor:
-    """A cotangent of the dual of dst: equal on all ranks for P and I."""
+def _cotangent(case: TransitionCase, rank: int, y: Tensor) -> Tensor:
+    """Return a cotangent of the dual of dst: equal on all ranks for P and I."""
     alike = case.dst.letter in "PI"
     return numbers(y.shape, seeded(case.seed, "w", 0 if alike else rank))
 
 
 def _check_values(
-    case: MoveCase, held: Sequence[Tensor], outputs: Sequence[Tensor]
+    case: TransitionCase, held: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> None:
     if case.row.action == "exchange":
         parts = [torch.split(x, list(s)) for x, s in zip(held, case.sends, strict=True)]
@@ -165,7 +165,7 @@ def _check_values(
 
 
 def _value(held: Sequence[Tensor], t: AxisType) -> Tensor:
-    """The global value; of Varying ones the stack, which stack and unbind keep."""
+    """Return the global value; of Varying ones the stack, which stack and unbind keep."""
     if isinstance(t, Shard):
         assert t.extent is not None
         return put_pieces(held, t.dim, t.extent)

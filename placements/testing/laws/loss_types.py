@@ -23,7 +23,7 @@ PIECES = Shard(0, Even(2, 2))
 
 # letter of the loss -> type of the value that it is made of, whether its elements are
 # summed, and the type of the value's gradient
-SOURCES: dict[str, tuple[AxisType, bool, AxisType]] = {
+MADE_OF: dict[str, tuple[AxisType, bool, AxisType]] = {
     "R": (R, True, P),
     "I": (I, True, I),
     "P": (PIECES, True, PIECES),
@@ -33,8 +33,8 @@ SOURCES: dict[str, tuple[AxisType, bool, AxisType]] = {
 
 
 def check_loss(letter: str) -> None:
-    """AssertionError if backward may start at such a loss wrongly, or may not."""
-    src, is_summed, gradient = SOURCES[letter]
+    """Raise AssertionError if backward may start at such a loss wrongly, or may not."""
+    src, is_summed, gradient = MADE_OF[letter]
     whole = torch.tensor([1.0, 2.0], dtype=torch.float64)
     if letter == "V":  # a value for every rank
         whole = torch.stack([whole, whole + 2])

@@ -9,13 +9,25 @@ from torch import Tensor
 def numbers(
     shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Small integers, as that dtype."""
+    """Return small integers, as that dtype."""
     low, high = (0, 2) if dtype is torch.bool else (-3, 4)
     return torch.randint(low, high, tuple(shape), generator=generator).to(dtype)
 
 
+def nonzero_numbers(
+    shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return small integers other than zero: cotangents, divisors.
+
+    A zero hides what it is multiplied with, and zero times an infinite derivative is not
+    the sum of what its parts give.
+    """
+    drawn = numbers(shape, generator, dtype)
+    return drawn + (drawn == 0)
+
+
 def seeded(*parts: object) -> torch.Generator:
-    """A generator whose state depends on the parts alone."""
+    """Return a generator whose state depends on the parts alone."""
     seed = 0
     for byte in repr(parts).encode():
         seed = (seed * 257 + byte) % (2**61 - 1)

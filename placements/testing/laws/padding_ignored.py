@@ -18,9 +18,10 @@ from placements.annotations.declarations import type_of
 from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
 from placements.runtime.tags import put
-from placements.testing.cases import Call, Given, calls
-from placements.testing.draw.numbers import numbers, seeded
-from placements.testing.laws.comparison import close, tensors_in
+from placements.testing.cases import Given, OpCall, calls
+from placements.testing.compare.one_device import check_value
+from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
+from placements.testing.laws.comparison import gradients_if_any, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
 from placements.testing.ranks.crashes import check_judged
 from placements.testing.strategies import seeds
@@ -35,7 +36,7 @@ ALONE = Mesh({})
 class PaddedCall:
     """A call, and the rows of padding of its operands."""
 
-    call: Call
+    call: OpCall
     pads: Sequence[tuple[Pads, ...]]  # by operand
     seed: int
 
@@ -49,7 +50,7 @@ class PaddedCall:
         return f"{self.call.text} where {operands}, seed {self.seed}"
 
     def mask(self, pads: Pads, shape: Sequence[int]) -> Tensor:
-        """Which elements of a tensor of that shape are valid."""
+        """Return which elements of a tensor of that shape are valid."""
         sizes = [shape[dim] for dim in pads.dims]
         outer, inner = pads.validity.outer, pads.validity.inner
         count = torch.Size(sizes).numel() // (outer * inner)
@@ -65,7 +66,7 @@ class PaddedCall:
         return rows.permute(order).reshape(whole).expand(tuple(shape))
 
     def operands(self, content: int) -> list[Tensor]:
-        """The operands with the `content`-th contents of rows of padding."""
+        """Return the operands with the `content`-th contents of rows of padding."""
         values, others = self._drawn(self.seed), self._drawn(self.seed + 1 + content)
         made: list[Tensor] = []
         for value, other, pads in zip(values, others, self.pads, strict=True):
@@ -93,7 +94,7 @@ class Run:
 
 
 def check_padding(padded: PaddedCall) -> bool:
-    """Whether the call is accepted; AssertionError if rows of padding count in it."""
+    """Return whether a call is accepted; AssertionError if rows of padding count."""
     try:
         runs = [_run(padded, content) for content in range(2)]
     except InvalidCallError:
@@ -138,40 +139,24 @@ def _check_result(
         valid &= mask
         for x in found if one.holds is not None else ():
             held = x[~mask]
-            close(held, torch.full_like(held, one.holds or 0), f"{what} hold it")
-    close(found[0][valid], found[1][valid], what)
+            check_value(f"{what} hold it", held, torch.full_like(held, one.holds or 0))
+    check_value(what, found[0][valid], found[1][valid])
 
 
 def _gradients(padded: PaddedCall, run: Run, content: int) -> list[Tensor | None]:
-    wanted = [x for x in run.inputs if x.requires_grad]
-    pairs: list[tuple[Tensor, Tensor]] = []
+    cotangents: list[Tensor] = []
     for k, (output, t) in enumerate(zip(run.outputs, run.types, strict=True)):
-        if not output.requires_grad:
-            continue
-        drawn = _cotangent(output, seeded(padded.seed, "cotangent", k))
-        other = _cotangent(output, seeded(padded.seed, "other", k, content))
+        drawn, other = (
+            nonzero_numbers(output.shape, seeded(padded.seed, *parts))
+            for parts in (("cotangent", k), ("other", k, content))
+        )
         for one in t.pads:
-            mask = padded.mask(one, output.shape)
-            drawn = torch.where(mask, drawn, other)
+            drawn = torch.where(padded.mask(one, output.shape), drawn, other)
         for one in t.pads:
             if one.holds is None:
                 drawn = torch.where(padded.mask(one, output.shape), drawn, 0)
-        pairs.append((output, drawn.to(output.dtype)))
-    if not wanted or not pairs:
-        return [None for _ in run.inputs]
-    try:
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
-        )
-    except (RuntimeError, NotImplementedError):  # torch has no derivative for it
-        return [None for _ in run.inputs]
-    grads = iter(found)
-    return [next(grads) if x.requires_grad else None for x in run.inputs]
-
-
-def _cotangent(output: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = numbers(output.shape, generator)
-    return drawn + (drawn == 0)
+        cotangents.append(drawn.to(output.dtype))
+    return gradients_if_any(run.outputs, cotangents, run.inputs)
 
 
 def _check_gradients(padded: PaddedCall, found: Sequence[list[Tensor | None]]) -> None:
@@ -189,14 +174,14 @@ def _check_gradients(padded: PaddedCall, found: Sequence[list[Tensor | None]]) -
             else:
                 compared &= mask
         what = f"{padded!r}: gradient of x{k}"
-        close(one[compared], two[compared], what)
+        check_value(what, one[compared], two[compared])
         given = one[open_rows & one.isfinite()]
-        close(given, torch.zeros_like(given), f"{what} at rows of padding")
+        check_value(f"{what} at rows of padding", given, torch.zeros_like(given))
 
 
 @st.composite
 def padded_calls(draw: st.DrawFn, *, name: str) -> PaddedCall:
-    """Calls of one op in which dims of some operands have rows of padding."""
+    """Draw calls of one op in which dims of some operands have rows of padding."""
     call = draw(calls(name=name))
     likely = draw(st.integers(1, 2))
     pads = [draw(_pads(given, likely)) for given in call.operands]
