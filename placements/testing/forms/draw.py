@@ -3,11 +3,17 @@
 A form is drawn without a look at the checker. It counts if the line runs on one device.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from placements.testing.forms.operands import (
     Operand,
@@ -22,6 +28,9 @@ from placements.testing.forms.operands import (
 from placements.testing.forms.signatures import Signature, Slot, signatures
 from placements.types.axis import R
 from placements.types.index import Index
+
+# What a line may name besides its operands.
+WORDS: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "np": np, "math": math}
 
 MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
 
@@ -129,6 +138,16 @@ class Form:
         """The axes on which the line means something else at each place."""
         axes = {a for x in self.operands.values() for a in varying(x.types)}
         return [axis for axis in self.sizes if axis in axes | self.rank_axes]
+
+
+def run_line(form: Form) -> object:
+    """The value of a line on one device, at the first place of each axis."""
+    held = {name: next(iter(x.values.values())).clone() for name, x in form.operands.items()}
+    names = {
+        **WORDS, **held, "axis_rank": lambda axis: 0,  # pyright: ignore[reportUnknownLambdaType]
+        "current_mesh": lambda: SimpleNamespace(coordinate=dict.fromkeys(form.sizes, 0)),
+    }  # fmt: skip
+    return eval(form.line, names)
 
 
 class _Drawing:
@@ -482,6 +501,23 @@ class _Drawing:
     def device(self, slot: Slot) -> str:
         return self.rng.choice(("'cpu'", "torch.device('cpu')"))
 
+    def out(self) -> str:
+        """A tensor for `out=`, of the shape that the line has without it, or empty."""
+        try:
+            made = run_line(self.form)
+        except Exception:
+            made = None
+        if not isinstance(made, torch.Tensor) or self.rng.random() < 0.1:
+            self.letter_sizes["Z"] = 0
+            return self.operand("Z", self.dtype).name
+        letters = ""
+        for size in made.shape:
+            known = [x for x, s in self.letter_sizes.items() if s == size and x not in letters]
+            letter = known[0] if known else chr(ord("a") + len(letters))
+            self.letter_sizes[letter] = size
+            letters += letter
+        return self.operand(letters, made.dtype).name
+
     def stored(self, slot: Slot) -> str:
         return self.number(slot) if self.rng.random() < 0.5 else self.tensor(slot)
 
@@ -581,8 +617,11 @@ class _Drawing:
         else:
             texts: dict[str, str] = {}
         for slot in slots:
-            if slot.name not in texts:
+            if slot.name not in texts and slot.name != "out":
                 texts[slot.name] = self.given(slot)
+        if signature.writes == "out":
+            self.form.line = self.spelled([s for s in slots if s.name != "out"], texts)
+            texts["out"] = self.out()
         if signature.writes and texts.get(signature.writes, "").isidentifier():
             self.form.target = texts[signature.writes]
         self.form.line = self.spelled(slots, texts)

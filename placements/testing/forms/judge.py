@@ -15,17 +15,15 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import placements
 from placements.annotations.declarations import assert_type, type_of
 from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
 from placements.runtime.mesh import set_current_mesh
-from placements.testing.forms.draw import Form
+from placements.testing.forms.draw import WORDS, Form
 from placements.testing.forms.operands import (
     Operand,
     Place,
@@ -38,9 +36,6 @@ from placements.testing.forms.operands import (
 )
 from placements.types.axis import AxisType, P, Shard
 from placements.types.mesh import Mesh
-
-_WORDS: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "np": np, "math": math}
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -123,7 +118,7 @@ def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
         leaves, given = _prepared(held)
         at = dict(where)
         mesh = SimpleNamespace(coordinate=at)
-        names = {**_WORDS, **given, "axis_rank": at.get, "current_mesh": lambda m=mesh: m}
+        names = {**WORDS, **given, "axis_rank": at.get, "current_mesh": lambda m=mesh: m}
         before = torch.get_rng_state()
         try:
             exec(code, names)
@@ -151,7 +146,7 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
                 except ValueError:
                     return None
                 names = {
-                    **_WORDS, **given, "axis_rank": placements.axis_rank,
+                    **WORDS, **given, "axis_rank": placements.axis_rank,
                     "current_mesh": placements.current_mesh,
                 }  # fmt: skip
                 run = made[rank] = Run(leaves=leaves)
@@ -230,13 +225,11 @@ def _first_line(error: Exception | None) -> str:
 def _whose(error: Exception) -> str:
     """Whether an exception was raised inside the checker, or by torch's own op."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = Path(frames[-1].filename)
-    inside = "placements" in last.parts and last.name not in ("judge.py",)
-    # The checker calls the op itself: its own frame is then the last, in Python's eyes.
-    calls_op = isinstance(error, RuntimeError | IndexError | TypeError) and (
-        frames[-1].line or ""
-    ).strip().endswith("(*args, **kwargs)")
-    return "crash" if inside and not calls_op else "torch"
+    last = frames[-1]
+    inside = "placements" in Path(last.filename).parts and last.filename != __file__
+    # Torch has no frames of its own: the last one is the checker's that calls the op.
+    calls_torch = isinstance(error, RuntimeError | IndexError) and "*args" in (last.line or "")
+    return "crash" if inside and not calls_torch else "torch"
 
 
 class _Disagree(Exception):  # noqa: N818
@@ -414,6 +407,6 @@ def _gradients(run: Run, k: int, cotangent: Tensor) -> dict[str, Tensor]:
             )
         )  # fmt: skip
     return {
-        name: torch.zeros_like(run.leaves[name]) if grad is None else grad
+        name: torch.zeros_like(run.leaves[name]) if grad is None else grad.to_dense()
         for name, grad in zip(names, found, strict=True)
     }
