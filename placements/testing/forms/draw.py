@@ -177,7 +177,12 @@ class _Drawing:
         self.domain = rng.choice(("", "", "distinct", "unit"))
         if self.op in _UNIT:
             self.domain = "unit"
+        if self.op in ("grouped_mm", "_grouped_mm"):
+            self.dtype = torch.float32
+            aligned = 4 * math.prod(sizes.values())  # torch wants rows of whole 16 bytes
+            self.letter_sizes |= {"B": aligned, "D": aligned}
         self.first: Operand | None = None
+        self.literal_dim: int | None = None
 
     # Operands
 
@@ -188,8 +193,12 @@ class _Drawing:
         name = "xyzwuvst"[len(self.form.operands) % 8] + "_" * (len(self.form.operands) // 8)
         shape = [1 if x == "1" else self.letter_sizes[x] for x in letters]
         types = self.types.draw(letters, shape)
-        if dtype is torch.bool:
+        if dtype is torch.bool or (domain.startswith("rows:") and rng.random() < 0.8):
             types = {axis: R if t.letter == "P" else t for axis, t in types.items()}
+        if self.op in ("grouped_mm", "_grouped_mm"):
+            # Torch reads beyond the rows of a piece where offsets count all rows.
+            rows = letters.find("A" if "A" in letters else "C")
+            types = {a: R if getattr(t, "dim", -1) == rows else t for a, t in types.items()}
         uncut = [d for d in range(len(shape)) if d not in {getattr(t, "dim", -1) for t in types.values()}]
         ragged = rng.random() < 0.2 and self.first is None and bool(uncut)
         values: dict[Place, torch.Tensor] = {}
@@ -230,13 +239,24 @@ class _Drawing:
             letter = "A"
         elif slot.name == "target":
             letter = "B"
+        elif addressed and self.literal_dim is not None and self.literal_dim < len(addressed):
+            letter = addressed[self.literal_dim]
         rows = self.letter_sizes[letter]
         if slot.name == "offs":
-            rows = self.letter_sizes["A"] + 1
+            return self.offsets()
         letters = self.shapes.get(slot.name, rng.choice(("", self.letters[:1], self.letters)))
-        dtype = torch.int32 if slot.name == "offs" else torch.int64
         domain = rows if rng.random() < 0.75 else None
-        return self.operand(letters, dtype, f"rows:{rows}", domain).name
+        return self.operand(letters, torch.int64, f"rows:{rows}", domain).name
+
+    def offsets(self) -> str:
+        """Where the groups of a grouped product end: ascending, the last one all rows."""
+        made = self.operand("C", torch.int32)
+        for where, value in made.values.items():
+            ends = sorted(self.rng.randint(0, self.letter_sizes["A"]) for _ in value)
+            ends[-1:] = [self.letter_sizes["A"]]
+            made.values[where] = torch.tensor(ends, dtype=torch.int32)
+        made.locals = place_value(made.values, made.types, self.form.sizes, self.rng)
+        return made.name
 
     def mask(self, slot: Slot) -> str:
         letters = self.letters
@@ -361,6 +381,7 @@ class _Drawing:
         n = max(self.first.ndim if self.first else len(self.letters), 1)
         literal = self.rng.randrange(-n, n)
         if self.rng.random() < 0.8:
+            self.literal_dim = literal % n
             return str(literal)
         way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
         if way == "np":
