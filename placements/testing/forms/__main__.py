@@ -9,7 +9,9 @@ from placements.testing.forms.report import run
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m placements.testing.forms")
-    parser.add_argument("--ops", help="names of ops, with commas between them; default: all")
+    parser.add_argument(
+        "--ops", help="names of ops, with commas between them; default: all"
+    )
     parser.add_argument("--forms", type=int, default=100, help="forms of each op")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="show this form alone, as Python")

@@ -142,7 +142,9 @@ class Form:
 
 def run_line(form: Form) -> object:
     """The value of a line on one device, at the first place of each axis."""
-    held = {name: next(iter(x.values.values())).clone() for name, x in form.operands.items()}
+    held = {
+        name: next(iter(x.values.values())).clone() for name, x in form.operands.items()
+    }
     names = {
         **WORDS, **held, "axis_rank": lambda axis: 0,  # pyright: ignore[reportUnknownLambdaType]
         "current_mesh": lambda: SimpleNamespace(coordinate=dict.fromkeys(form.sizes, 0)),
@@ -190,7 +192,9 @@ class _Drawing:
         self, letters: str, dtype: torch.dtype, domain: str = "", index: int | None = None
     ) -> Operand:
         rng, sizes = self.rng, self.form.sizes
-        name = "xyzwuvst"[len(self.form.operands) % 8] + "_" * (len(self.form.operands) // 8)
+        name = "xyzwuvst"[len(self.form.operands) % 8] + "_" * (
+            len(self.form.operands) // 8
+        )
         shape = [1 if x == "1" else self.letter_sizes[x] for x in letters]
         types = self.types.draw(letters, shape)
         if dtype is torch.bool or (domain.startswith("rows:") and rng.random() < 0.8):
@@ -199,7 +203,11 @@ class _Drawing:
             # Torch reads beyond the rows of a piece where offsets count all rows.
             rows = letters.find("A" if "A" in letters else "C")
             types = {a: R if getattr(t, "dim", -1) == rows else t for a, t in types.items()}
-        uncut = [d for d in range(len(shape)) if d not in {getattr(t, "dim", -1) for t in types.values()}]
+        uncut = [
+            d
+            for d in range(len(shape))
+            if d not in {getattr(t, "dim", -1) for t in types.values()}
+        ]
         ragged = rng.random() < 0.2 and self.first is None and bool(uncut)
         values: dict[Place, torch.Tensor] = {}
         for number, where in enumerate(places(sizes, varying(types))):
@@ -222,6 +230,8 @@ class _Drawing:
             if self.first is not None and rng.random() < 0.45:
                 letters = letters[rng.randint(0, len(letters)) :]
                 letters = "".join("1" if rng.random() < 0.25 else x for x in letters)
+        if self.first is not None and slot.name != "out" and rng.random() < 0.07:
+            return self.constant(letters)
         dtype, domain = self.dtype, self.domain
         if slot.name in ("weights", "pos_weight"):
             dtype = torch.float64
@@ -230,21 +240,43 @@ class _Drawing:
             self.first = made
         return made.name
 
+    def constant(self, letters: str) -> str:
+        """A tensor made in the line itself, of plain sizes or of sizes of an operand."""
+        x = self.sized().name
+        shape = [1 if letter == "1" else self.letter_sizes[letter] for letter in letters]
+        plain = f"torch.ones({shape}, dtype={self.dtype})"
+        made = self.rng.choice(
+            (plain, plain, f"torch.ones_like({x})", f"torch.zeros_like({x})",
+             f"torch.ones({x}.shape, dtype={self.dtype})", f"{x}.new_zeros({x}.size())",
+             f"torch.full(({x}.shape[-1],), 2, dtype={self.dtype})")
+        )  # fmt: skip
+        if made == plain:
+            self.form.traits.add("plain size")
+        return made
+
     def index(self, slot: Slot) -> str:
         rng = self.rng
-        addressed = self.shapes.get("weight" if self.op == "embedding" else "self", self.letters)
-        addressed = self.shapes.get("input", addressed) if slot.name == "target" else addressed
+        addressed = self.shapes.get(
+            "weight" if self.op == "embedding" else "self", self.letters
+        )
+        addressed = (
+            self.shapes.get("input", addressed) if slot.name == "target" else addressed
+        )
         letter = rng.choice(addressed) if addressed else "A"
         if self.op == "embedding":
             letter = "A"
         elif slot.name == "target":
             letter = "B"
-        elif addressed and self.literal_dim is not None and self.literal_dim < len(addressed):
+        elif (
+            addressed and self.literal_dim is not None and self.literal_dim < len(addressed)
+        ):
             letter = addressed[self.literal_dim]
         rows = self.letter_sizes[letter]
         if slot.name == "offs":
             return self.offsets()
-        letters = self.shapes.get(slot.name, rng.choice(("", self.letters[:1], self.letters)))
+        letters = self.shapes.get(
+            slot.name, rng.choice(("", self.letters[:1], self.letters))
+        )
         domain = rows if rng.random() < 0.75 else None
         return self.operand(letters, torch.int64, f"rows:{rows}", domain).name
 
@@ -311,7 +343,9 @@ class _Drawing:
         axis = self.rng.choice(list(self.form.sizes))
         self.form.rank_axes.add(axis)
         self.form.traits.add("rank")
-        return self.rng.choice((f"axis_rank({axis!r})", f"current_mesh().coordinate[{axis!r}]"))
+        return self.rng.choice(
+            (f"axis_rank({axis!r})", f"current_mesh().coordinate[{axis!r}]")
+        )
 
     def scalar_tensor(self, dtype: torch.dtype, domain: str = "") -> str:
         return self.operand("", dtype, domain).name
@@ -334,7 +368,9 @@ class _Drawing:
         if way == "tensor":
             dtype = rng.choice((torch.float64, torch.float64, torch.int64))
             self.form.traits.add("odd number")
-            return self.scalar_tensor(dtype, rng.choice(("", "unit")) if dtype.is_floating_point else "")
+            return self.scalar_tensor(
+                dtype, rng.choice(("", "unit")) if dtype.is_floating_point else ""
+            )
         if way == "size":
             self.form.traits.add("size as value")
             return self.count_of()
@@ -354,7 +390,9 @@ class _Drawing:
             self.form.traits.add("tensor as integer")
             made = self.operand("", torch.int64)
             for key in made.values:
-                made.values[key] = torch.tensor(literal if rng.random() < 0.7 else rng.randint(0, 2))
+                made.values[key] = torch.tensor(
+                    literal if rng.random() < 0.7 else rng.randint(0, 2)
+                )
             made.locals = place_value(made.values, made.types, self.form.sizes, rng)
             return made.name
         if way == "size":
@@ -411,13 +449,18 @@ class _Drawing:
     def repeats(self, slot: Slot) -> str:
         n = max(len(self.letters), 1)
         count = n + self.rng.choice((0, 0, 1))
-        return self.sequence([self.integer(self.rng.choice((1, 2, 3))) for _ in range(count)])
+        return self.sequence(
+            [self.integer(self.rng.choice((1, 2, 3))) for _ in range(count)]
+        )
 
     def ints(self, slot: Slot) -> str:
         rng = self.rng
         if slot.name == "pad":
             return self.sequence(
-                [self.integer(rng.choice((0, 1, 2, -1))) for _ in range(rng.choice((2, 2, 4)))]
+                [
+                    self.integer(rng.choice((0, 1, 2, -1)))
+                    for _ in range(rng.choice((2, 2, 4)))
+                ]
             )
         if slot.name in ("split_sizes", "split_size", "split_size_or_sections"):
             return self.split_sizes()
@@ -426,8 +469,12 @@ class _Drawing:
         if slot.name == "shifts":
             return rng.choice((self.integer(1), self.sequence([self.integer(1)]), "(1, 2)"))
         if slot.name == "indices":
-            return self.sequence([self.integer(k) for k in rng.choice(((1,), (1, 2), (0, 2)))])
-        return self.sequence([self.integer(rng.randint(0, 3)) for _ in range(rng.randint(1, 2))])
+            return self.sequence(
+                [self.integer(k) for k in rng.choice(((1,), (1, 2), (0, 2)))]
+            )
+        return self.sequence(
+            [self.integer(rng.randint(0, 3)) for _ in range(rng.randint(1, 2))]
+        )
 
     def split_sizes(self) -> str:
         letter = self.rng.choice(self.letters or "A")
@@ -445,7 +492,9 @@ class _Drawing:
                 shape = next(iter(x.values.values())).shape
                 if size in shape:
                     at = list(shape).index(size)
-                    return self.rng.choice((f"{x.name}.shape[{at}]", f"{x.name}.size({at})"))
+                    return self.rng.choice(
+                        (f"{x.name}.shape[{at}]", f"{x.name}.size({at})")
+                    )
         self.form.traits.add("plain size")
         return f"np.int64({size})" if self.rng.random() < 0.05 else str(size)
 
@@ -516,7 +565,9 @@ class _Drawing:
 
     def dtype_(self, slot: Slot) -> str:
         if self.op == "type" and self.rng.random() < 0.4:
-            return self.rng.choice(("'torch.DoubleTensor'", "torch.LongTensor", "torch.FloatTensor"))
+            return self.rng.choice(
+                ("'torch.DoubleTensor'", "torch.LongTensor", "torch.FloatTensor")
+            )
         return self.rng.choice(_DTYPES)
 
     def device(self, slot: Slot) -> str:
@@ -533,7 +584,9 @@ class _Drawing:
             return self.operand("Z", self.dtype).name
         letters = ""
         for size in made.shape:
-            known = [x for x, s in self.letter_sizes.items() if s == size and x not in letters]
+            known = [
+                x for x, s in self.letter_sizes.items() if s == size and x not in letters
+            ]
             letter = known[0] if known else chr(ord("a") + len(letters))
             self.letter_sizes[letter] = size
             letters += letter
@@ -560,7 +613,11 @@ class _Drawing:
                 items.append("None")
             elif way < 9:
                 rows = ", ".join(str(rng.randrange(-size, size)) for _ in range(2))
-                items.append(rng.choice(("[{}]", "({})", "np.array([{}])", "torch.tensor([{}])")).format(rows))
+                items.append(
+                    rng.choice(
+                        ("[{}]", "({})", "np.array([{}])", "torch.tensor([{}])")
+                    ).format(rows)
+                )
                 if rng.random() < 0.3:
                     items[-1] = f"range({min(size, 2)})"
             elif way < 10:
@@ -569,7 +626,9 @@ class _Drawing:
                 domain = size if rng.random() < 0.7 else None
                 letters = rng.choice(("", "A", self.letters[:1], self.letters[:2]))
                 self.letter_sizes.setdefault("A", 2)
-                items.append(self.operand(letters, torch.int64, f"rows:{size}", domain).name)
+                items.append(
+                    self.operand(letters, torch.int64, f"rows:{size}", domain).name
+                )
             elif way < 13:
                 items.append(self.operand(self.letters[d : d + 1], torch.bool).name)
             elif way < 14:
@@ -586,7 +645,10 @@ class _Drawing:
 
     def piece_of(self, size: int) -> str:
         rng = self.rng
-        start, stop = rng.choice(("", "0", "1", "-1")), rng.choice(("", str(size), "1", "2", "-1"))
+        start, stop = (
+            rng.choice(("", "0", "1", "-1")),
+            rng.choice(("", str(size), "1", "2", "-1")),
+        )
         if rng.random() < 0.3:
             stop = self.integer(size)
         if rng.random() < 0.15:
@@ -607,7 +669,10 @@ class _Drawing:
         if rng.random() < 0.2:
             return f"{text!r}, [{', '.join(names)}]"
         if rng.random() < 0.2 and "." not in text:
-            terms = [f"{n}, {[ord(c) - 97 for c in k]}" for n, k in zip(names, inputs, strict=True)]
+            terms = [
+                f"{n}, {[ord(c) - 97 for c in k]}"
+                for n, k in zip(names, inputs, strict=True)
+            ]
             out = text.split("->")[1] if "->" in text else None
             tail = f", {[ord(c) - 97 for c in out]}" if out is not None else ""
             return ", ".join(terms) + tail
@@ -672,7 +737,12 @@ class _Drawing:
         for k, slot in enumerate(given[:count]):
             text = texts[slot.name]
             last = k == count - 1 == len(given) - 1
-            if last and slot.kind in ("size", "dims", "repeats") and text[0] in "([" and rng.random() < 0.5:
+            if (
+                last
+                and slot.kind in ("size", "dims", "repeats")
+                and text[0] in "(["
+                and rng.random() < 0.5
+            ):
                 text = text[1:-1].rstrip(",")
             if text:
                 by_place.append(text)
@@ -689,5 +759,7 @@ def draw_form(rng: random.Random, op: str) -> Form:
     ways = signatures(op)
     if not ways:
         raise ValueError(f"torch has no function, method or operator called {op!r}")
-    weights = [1 if way.head.startswith("torch.ops") or way.writes == "out" else 4 for way in ways]
+    weights = [
+        1 if way.head.startswith("torch.ops") or way.writes == "out" else 4 for way in ways
+    ]
     return _Drawing(rng, rng.choices(ways, weights=weights)[0]).draw()

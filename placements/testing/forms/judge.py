@@ -8,6 +8,7 @@ meaning at each place.
 
 import math
 import random
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 import placements
+from placements._torch import unseen
 from placements.annotations.declarations import assert_type, type_of
 from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
@@ -37,6 +39,7 @@ from placements.testing.forms.operands import (
 from placements.types.axis import AxisType, P, Shard
 from placements.types.mesh import Mesh
 
+
 @dataclass(frozen=True)
 class Verdict:
     """What became of a form.
@@ -45,6 +48,7 @@ class Verdict:
     "false": accepted with a type, value or gradient that is not true. "disagree": ranks
     accept and refuse, or infer different types. "crash": an exception from inside the
     checker. "torch": torch's own error on a rank, though the line runs on one device.
+    "nameless": refused for an argument that the message does not name.
     """
 
     kind: str
@@ -52,7 +56,7 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        return self.kind in ("false", "disagree", "crash", "torch")
+        return self.kind in ("false", "disagree", "crash", "torch", "nameless")
 
 
 @dataclass
@@ -75,7 +79,10 @@ def source_of(form: Form) -> str:
     """The line as a statement that leaves what it made in `result`."""
     if form.overload == "subscript" and form.op == "__setitem__":
         return f"{form.line}\nresult = {form.target}"
-    if any(f" {op}= " in form.line for op in ("+", "-", "*", "/", "//", "**", "%", "&", "|", "^")):
+    if any(
+        f" {op}= " in form.line
+        for op in ("+", "-", "*", "/", "//", "**", "%", "&", "|", "^")
+    ):
         return f"{form.line}\nresult = {form.target}"
     return f"result = {form.line}"
 
@@ -138,7 +145,8 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
     with typecheck():
         for rank in places(form.sizes, list(form.sizes)):
             held = {name: x.locals[rank] for name, x in form.operands.items()}
-            leaves, given = _prepared_unseen(held)
+            with unseen():
+                leaves, given = _prepared(held)
             with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
                 try:
                     for name, x in form.operands.items():
@@ -162,13 +170,6 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
 def _said(x: Tensor) -> dict[str, AxisType] | None:
     known = type_of(x)
     return None if known is None else dict(known)
-
-
-def _prepared_unseen(
-    held: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    with torch._C.DisableTorchFunction():
-        return _prepared(held)
 
 
 _meshes: dict[tuple[tuple[tuple[str, int], ...], Place], Mesh] = {}
@@ -201,9 +202,12 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict
     for r in refused:
         if not isinstance(r.error, PlacementError):
             assert r.error is not None
-            return Verdict(_whose(r.error), f"{type(r.error).__name__}: {_first_line(r.error)}")
+            return Verdict(
+                _whose(r.error), f"{type(r.error).__name__}: {_first_line(r.error)}"
+            )
     if len(refused) == len(ranks):
-        return Verdict("refused", _first_line(refused[0].error))
+        nameless = re.search(r"\bargument \d", str(refused[0].error))
+        return Verdict("nameless" if nameless else "refused", _first_line(refused[0].error))
     if refused:
         return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
     try:
@@ -228,7 +232,9 @@ def _whose(error: Exception) -> str:
     last = frames[-1]
     inside = "placements" in Path(last.filename).parts and last.filename != __file__
     # Torch has no frames of its own: the last one is the checker's that calls the op.
-    calls_torch = isinstance(error, RuntimeError | IndexError) and "*args" in (last.line or "")
+    calls_torch = isinstance(error, RuntimeError | IndexError) and "*args" in (
+        last.line or ""
+    )
     return "crash" if inside and not calls_torch else "torch"
 
 
@@ -353,7 +359,9 @@ def _judge_gradients(
     if _free(form, said) or any(not run.outputs[k].requires_grad for run in meant.values()):
         return
     apart = form.apart
-    shape = {where: _shape_at(meant, where, k) for where in places(form.sizes, varying(said))}
+    shape = {
+        where: _shape_at(meant, where, k) for where in places(form.sizes, varying(said))
+    }
     dtype = next(iter(meant.values())).outputs[k].dtype
     cotangents = {
         where: torch.tensor(
@@ -379,7 +387,9 @@ def _judge_gradients(
         raise False_(f"backward fails on a rank: {_first_line(error)}") from None
     for x in form.operands.values():
         if x.name in next(iter(ranks.values())).leaves:
-            _judge_gradient(form, x, said, gradients, {r: g[x.name] for r, g in held.items()})
+            _judge_gradient(
+                form, x, said, gradients, {r: g[x.name] for r, g in held.items()}
+            )
 
 
 def _shape_at(meant: Mapping[Place, Run], where: Place, k: int) -> list[int]:

@@ -95,7 +95,9 @@ def join_value(
     said = {axis: t for axis, t in types.items() if axis in rest}
     joined: dict[Place, Tensor] = {}
     for where in places(sizes, apart):
-        group = [held[rank] for rank in places(sizes, list(sizes)) if on(rank, apart) == where]
+        group = [
+            held[rank] for rank in places(sizes, list(sizes)) if on(rank, apart) == where
+        ]
         shapes = {tuple(piece.shape) for piece in group}
         if not any(isinstance(t, Shard) for t in said.values()) and len(shapes) > 1:
             raise ValueError(f"the ranks hold pieces of shapes {sorted(shapes)}")
@@ -120,7 +122,8 @@ class Types:
     def __init__(self, rng: random.Random, sizes: Mapping[str, int], letters: str) -> None:
         self.rng, self.sizes = rng, sizes
         self.themes = {
-            axis: rng.choices(list(THEMES), weights=list(THEMES.values()))[0] for axis in sizes
+            axis: rng.choices(list(THEMES), weights=list(THEMES.values()))[0]
+            for axis in sizes
         }
         self.cut = {axis: rng.choice(letters or "A") for axis in sizes}
         self.every = rng.random() < 0.5

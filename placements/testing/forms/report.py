@@ -77,6 +77,7 @@ class Report:
             "ranks disagree": kinds.count("disagree"),
             "exceptions of the checker": kinds.count("crash"),
             "exceptions of torch on a rank": kinds.count("torch"),
+            "refused without a name": kinds.count("nameless"),
         }
 
     def __str__(self) -> str:
@@ -160,11 +161,15 @@ def snippet(form: Form, verdict: Verdict) -> str:
             dtype = value.dtype
             lines.append(f"# global {x.name} = tensor({value.tolist()}, dtype={dtype}){at}")
     for rank in next(iter(form.operands.values())).locals if form.operands else [()]:
-        lines.append(f"with typecheck(), set_current_mesh(Mesh({form.sizes}, {dict(rank)})):")
+        lines.append(
+            f"with typecheck(), set_current_mesh(Mesh({form.sizes}, {dict(rank)})):"
+        )
         for x in form.operands.values():
             piece = x.locals[rank]
             made = f"tensor({piece.tolist()}, dtype={piece.dtype}).reshape({list(piece.shape)})"
-            types = "{" + ", ".join(f"{a!r}: {_spelled(t)}" for a, t in x.types.items()) + "}"
+            types = (
+                "{" + ", ".join(f"{a!r}: {_spelled(t)}" for a, t in x.types.items()) + "}"
+            )
             index = f", index={x.index!r}" if x.index else ""
             lines.append(f"    {x.name} = assert_type({made}, {types}{index})")
         lines += ["    " + line for line in _statements(form)]

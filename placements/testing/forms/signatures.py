@@ -52,7 +52,15 @@ class Signature:
 # Arguments of the interpreter's own overloads (of numbers, strings, lists), which share
 # names with ops of tensors.
 _OF_SCRIPTS = {"a", "b", "l", "list", "s", "key"}
-_OF_OTHERS = ("complex", "Dict", "AnyEnum", "List[t]", "List[str]", "List[float]", "List[bool]")
+_OF_OTHERS = (
+    "complex",
+    "Dict",
+    "AnyEnum",
+    "List[t]",
+    "List[str]",
+    "List[float]",
+    "List[bool]",
+)
 _NEVER_GIVEN = {
     "layout", "memory_format", "pin_memory", "generator", "non_blocking", "copy", "size_average",
     "reduce", "_stacklevel", "sparse", "scale_grad_by_freq", "max_norm", "names", "requires_grad",
@@ -88,7 +96,9 @@ def _kind(name: str, torch_type: str, op: str) -> str:
     if kind == "tensor" and name in _MASKS:
         return "mask"
     if kind in ("int", "ints") and name in _DIMS:
-        return "repeats" if op in ("tile", "repeat") else {"int": "dim", "ints": "dims"}[kind]
+        return (
+            "repeats" if op in ("tile", "repeat") else {"int": "dim", "ints": "dims"}[kind]
+        )
     if kind == "ints" and name in _SIZES:
         return "size"
     return kind
@@ -123,13 +133,21 @@ def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
     if name == "_grouped_mm":
         return heads
     takes_tensor = bool(slots) and slots[0].kind in ("tensor", "mask")
-    if takes_tensor and slots[0].name in ("self", "input") and callable(getattr(Tensor, name, None)):
+    if (
+        takes_tensor
+        and slots[0].name in ("self", "input")
+        and callable(getattr(Tensor, name, None))
+    ):
         if not inspect.isfunction(getattr(Tensor, name)):
             heads.append(f".{name}")
     homes: list[tuple[str, Any]] = [("torch", torch), ("F", F)]
     for home, module in homes:
         found = getattr(module, name, None)
-        if callable(found) and not inspect.isfunction(found) and not isinstance(found, type):
+        if (
+            callable(found)
+            and not inspect.isfunction(found)
+            and not isinstance(found, type)
+        ):
             heads.append(f"{home}.{name}")
     for family, module in (("special", torch.special), ("linalg", torch.linalg)):
         short = name.removeprefix(f"{family}_")
@@ -153,7 +171,9 @@ def _from_schemas(op: str) -> list[Signature]:
                 writes = slots[0].name
             elif any(slot.name == "out" for slot in slots):
                 writes = "out"
-            outputs = [s for s in slots if s.keyword_only and s.required and s.name != "out"]
+            outputs = [
+                s for s in slots if s.keyword_only and s.required and s.name != "out"
+            ]
             if any(s.kind == "tensor" for s in outputs):
                 continue  # several out= tensors, spelled as a tuple: not drawn
             heads = _heads(name, slots)
@@ -202,7 +222,12 @@ def _from_python(op: str) -> list[Signature]:
     """Functions that torch wrote in Python, and methods that only `torch.overrides` knows."""
     found: list[Signature] = []
     stand_ins = _stand_ins()
-    homes: list[tuple[str, Any]] = [("torch", torch), ("F", F), ("nn.init", nn.init), ("", Tensor)]
+    homes: list[tuple[str, Any]] = [
+        ("torch", torch),
+        ("F", F),
+        ("nn.init", nn.init),
+        ("", Tensor),
+    ]
     for home, module in homes:
         for name in (op, f"{op}_"):
             function = getattr(module, name, None)
@@ -220,7 +245,9 @@ def _from_python(op: str) -> list[Signature]:
             if op == "einsum":
                 slots = ()
             writes = slots[0].name if name.endswith("_") and slots else ""
-            found.append(Signature(op, f"{home}.{name}", f"{home}.{name}", slots, writes=writes))
+            found.append(
+                Signature(op, f"{home}.{name}", f"{home}.{name}", slots, writes=writes)
+            )
     return found
 
 
@@ -264,7 +291,8 @@ def _operators(op: str) -> list[Signature]:
             found.append(Signature(op, pattern, "", (_SELF,), pattern, writes))
             continue
         found += [
-            Signature(op, pattern, "", (_SELF, second), pattern, writes) for second in seconds
+            Signature(op, pattern, "", (_SELF, second), pattern, writes)
+            for second in seconds
         ]
     return found
 
@@ -280,7 +308,9 @@ def signatures(op: str) -> tuple[Signature, ...]:
         writes = "self" if op == "__setitem__" else ""
         return (Signature(op, "subscript", "", slots, pattern, writes),)
     if op == "einsum":
-        return (Signature(op, "einsum", "torch.einsum", (Slot("equation", "equation", True),)),)
+        return (
+            Signature(op, "einsum", "torch.einsum", (Slot("equation", "equation", True),)),
+        )
     every = [*_operators(op), *_from_schemas(op), *_from_python(op)]
     # A generator of one's own that must be given is not drawn.
     unknown = [s for s in every if any(x.kind == "never" and x.required for x in s.slots)]
