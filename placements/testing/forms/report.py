@@ -105,20 +105,18 @@ def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) ->
     tally = report.tallies[op] = Tally()
     if not signatures(op):
         return
-    rng = random.Random(f"{seed}:{op}")
-    torch.manual_seed(rng.randrange(2**31))
-    for number in range(forms):
+    for number in range(forms) if only is None else [only]:
+        # Each form has its own numbers, so that what becomes of one leaves the others alone.
+        rng = random.Random(f"{seed}:{op}:{number}")
+        torch.manual_seed(number)
         for _ in range(ATTEMPTS):
             form = draw_form(rng, op)
-            verdict = judge(form, rng)
+            verdict = judge(form, random.Random(number))
             if verdict.kind != "invalid":
+                _count(tally, form, verdict)
+                if verdict.fails:
+                    report.failures.append(_failure(form, verdict, number, seed))
                 break
-        else:
-            continue
-        if only in (None, number):
-            _count(tally, form, verdict)
-            if verdict.fails:
-                report.failures.append(_failure(form, verdict, number, seed))
 
 
 def _count(tally: Tally, form: Form, verdict: Verdict) -> None:
