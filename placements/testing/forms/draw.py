@@ -26,7 +26,7 @@ from placements.testing.forms.operands import (
     varying,
 )
 from placements.testing.forms.signatures import Signature, Slot, signatures
-from placements.types.axis import R
+from placements.types.axis import AxisType, R
 from placements.types.index import Index
 
 # What a line may name besides its operands.
@@ -185,6 +185,7 @@ class _Drawing:
             self.letter_sizes |= {"B": aligned, "D": aligned}
         self.first: Operand | None = None
         self.literal_dim: int | None = None
+        self.keys: dict[str, AxisType] = {}
 
     # Operands
 
@@ -203,12 +204,17 @@ class _Drawing:
             # Torch reads beyond the rows of a piece where offsets count all rows.
             rows = letters.find("A" if "A" in letters else "C")
             types = {a: R if getattr(t, "dim", -1) == rows else t for a, t in types.items()}
+        if self.op == "scaled_dot_product_attention" and letters.endswith("ED"):
+            # Torch reads beyond a piece where keys and values differ in number.
+            types = self.keys = self.keys or types
         uncut = [
             d
             for d in range(len(shape))
             if d not in {getattr(t, "dim", -1) for t in types.values()}
         ]
-        ragged = rng.random() < 0.2 and self.first is None and bool(uncut)
+        # Varying operands may differ in shape, unless others must fit them.
+        alone = self.first is None and self.op not in SHAPES and bool(uncut)
+        ragged = rng.random() < 0.2 and alone
         values: dict[Place, torch.Tensor] = {}
         for number, where in enumerate(places(sizes, varying(types))):
             own = list(shape)
@@ -245,6 +251,9 @@ class _Drawing:
         x = self.sized().name
         shape = [1 if letter == "1" else self.letter_sizes[letter] for letter in letters]
         plain = f"torch.ones({shape}, dtype={self.dtype})"
+        if self.op in SHAPES:
+            self.form.traits.add("plain size")
+            return plain
         made = self.rng.choice(
             (plain, plain, f"torch.ones_like({x})", f"torch.zeros_like({x})",
              f"torch.ones({x}.shape, dtype={self.dtype})", f"{x}.new_zeros({x}.size())",

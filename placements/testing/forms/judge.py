@@ -211,8 +211,8 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict
     if refused:
         return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
     try:
-        _judge_types(ranks)
-        for k in range(len(next(iter(ranks.values())).outputs)):
+        _judge_types(meant, ranks)
+        for k in range(min(len(each.outputs) for each in ranks.values())):
             _judge_values(form, meant, ranks, k)
         _judge_gradients(form, meant, ranks, rng)
     except _Disagree as error:
@@ -242,15 +242,19 @@ class _Disagree(Exception):  # noqa: N818
     pass
 
 
-def _judge_types(ranks: Mapping[Place, Run]) -> None:
+def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None:
     first, *others = ranks.values()
     for k, said in enumerate(first.types):
         if said is None:
             raise False_(f"output {k} has no type")
+    for rank, run in ranks.items():
+        for there, alone in meant.items():
+            if _agree(rank, there) and len(run.outputs) != len(alone.outputs):
+                raise _Disagree(
+                    f"{len(run.outputs)} outputs, {len(alone.outputs)} on one device"
+                )
     for other in others:
-        if len(other.outputs) != len(first.outputs):
-            raise _Disagree(f"{len(first.outputs)} and {len(other.outputs)} outputs")
-        for mine, theirs in zip(first.types, other.types, strict=True):
+        for mine, theirs in zip(first.types, other.types, strict=False):
             if mine is None or theirs is None or list(mine.items()) != list(theirs.items()):
                 raise _Disagree(f"ranks infer {mine} and {theirs}")
 
@@ -315,9 +319,15 @@ def _agree(one: Place, other: Place) -> bool:
     return all(there.get(axis, at) == at for axis, at in one)
 
 
-def same(value: Tensor, expected: Tensor, summed: Tensor | None = None) -> bool:
+def same(
+    value: Tensor,
+    expected: Tensor,
+    summed: Tensor | None = None,
+    computed_in: torch.dtype | None = None,
+) -> bool:
     """Whether two tensors hold the same, up to the rounding of their dtype.
 
+    `computed_in` is the dtype of the computation, where it is not the tensors' own.
     `summed` is the sum of the magnitudes of a Partial's summands. They may cancel, so the
     rounding is theirs, and where one of them is not finite their sum says nothing.
     """
@@ -325,7 +335,7 @@ def same(value: Tensor, expected: Tensor, summed: Tensor | None = None) -> bool:
         return False
     if not value.is_floating_point():
         return torch.equal(value, expected)
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(value.dtype, 5e-2)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(computed_in or value.dtype, 5e-2)
     if summed is not None:
         off = (value - expected).abs() > tolerance * (1 + summed)
         return not bool((off & summed.isfinite()).any())
@@ -353,8 +363,7 @@ def _judge_gradients(
     """The gradients of one output, drawn at random, with a cotangent of the dual type."""
     if any(run.draws for run in meant.values()):
         return
-    count = len(next(iter(ranks.values())).outputs)
-    k = rng.randrange(count)
+    k = rng.randrange(min(len(each.outputs) for each in ranks.values()))
     said = _types(ranks, k)
     if _free(form, said) or any(not run.outputs[k].requires_grad for run in meant.values()):
         return
@@ -402,6 +411,7 @@ def _judge_gradient(
     said: Mapping[str, AxisType],
     gradients: Mapping[Place, Mapping[Place, Mapping[str, Tensor]]],
     held: Mapping[Place, Tensor],
+    dtype: torch.dtype,
 ) -> None:
     own = varying(x.types)
     once = [axis for axis in form.apart if axis not in varying(said) and axis not in own]
@@ -420,7 +430,7 @@ def _judge_gradient(
                     if each[x.name].shape != expected.shape:
                         raise False_(f"{text} has shape {list(expected.shape)}")
                     expected = expected + each[x.name]
-        if not same(value, expected, summed.get(where)):
+        if not same(value, expected, summed.get(where), dtype):
             raise False_(f"{text}: joined {_show(value)}, on one device {_show(expected)}")
 
 
