@@ -396,9 +396,8 @@ def _judge_gradients(
         raise False_(f"backward fails on a rank: {_first_line(error)}") from None
     for x in form.operands.values():
         if x.name in next(iter(ranks.values())).leaves:
-            _judge_gradient(
-                form, x, said, gradients, {r: g[x.name] for r, g in held.items()}
-            )
+            own = {rank: found[x.name] for rank, found in held.items()}
+            _judge_gradient(form, x, said, gradients, own, dtype)
 
 
 def _shape_at(meant: Mapping[Place, Run], where: Place, k: int) -> list[int]:
