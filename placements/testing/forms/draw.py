@@ -116,7 +116,8 @@ ON_PURPOSE: dict[str, str] = {
     "plain size": "a constant whose sizes are plain numbers is Replicate, and a view to "
     "plain sizes that could be read in several ways is refused",
     "rank": "a number of an axis in a slot whose role the row does not give",
-    "odd number": "a number of a class that torch reads and a slot's role does not allow",
+    "tensor as number": "a tensor in a slot that takes a number is refused where the row "
+    "of the op gives the slot no role",
 }
 
 
@@ -132,6 +133,12 @@ class Form:
     target: str = ""
     traits: set[str] = field(default_factory=lambda: set[str]())
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
+
+    @property
+    def refused_on_purpose(self) -> bool:
+        """Whether `ON_PURPOSE` lists a trait of the form; sizes matter where one is cut."""
+        cut = any(t.letter in "SV" for x in self.operands.values() for t in x.types.values())
+        return any(cut or "size" not in trait for trait in self.traits & ON_PURPOSE.keys())
 
     @property
     def apart(self) -> list[str]:
@@ -371,12 +378,11 @@ class _Drawing:
             ("literal", "numpy", "tensor", "size", "rank"), weights=(52, 16, 16, 11, 5)
         )[0]
         if way == "numpy":
-            self.form.traits.add("odd number")
             kind = rng.choice(("float32", "float64", "int64"))
             return f"np.{kind}({literal})"
         if way == "tensor":
             dtype = rng.choice((torch.float64, torch.float64, torch.int64))
-            self.form.traits.add("odd number")
+            self.form.traits.add("tensor as number")
             return self.scalar_tensor(
                 dtype, rng.choice(("", "unit")) if dtype.is_floating_point else ""
             )
@@ -393,7 +399,6 @@ class _Drawing:
             ("literal", "numpy", "tensor", "size", "rank"), weights=(70, 8, 8, 10, 4)
         )[0]
         if way == "numpy":
-            self.form.traits.add("odd number")
             return f"np.int64({literal})"
         if way == "tensor":
             self.form.traits.add("tensor as integer")
@@ -432,7 +437,6 @@ class _Drawing:
             return str(literal)
         way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
         if way == "np":
-            self.form.traits.add("odd number")
             return f"np.int64({literal})"
         if way == "tensor":
             return self.integer(literal)

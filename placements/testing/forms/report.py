@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from placements._torch import require
-from placements.testing.forms.draw import ON_PURPOSE, Form, draw_form
+from placements.testing.forms.draw import Form, draw_form
 from placements.testing.forms.judge import Verdict, judge
 from placements.testing.forms.signatures import signatures
 
@@ -122,7 +122,7 @@ def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) ->
 def _count(tally: Tally, form: Form, verdict: Verdict) -> None:
     tally.forms += 1
     tally.overloads.add(form.overload)
-    plain = not form.traits & ON_PURPOSE.keys()
+    plain = not form.refused_on_purpose
     tally.plain += plain
     if verdict.kind == "accepted":
         tally.accepted += 1
