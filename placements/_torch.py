@@ -7,6 +7,7 @@ internals (`tests/placements/test_torch.py` looks).
 - "checking": `typecheck()` and `verify()`.
 - "modules": modules whose state keeps its precision.
 - "simulating": `run_ranks` on simulated ranks.
+- "drawing": the law of call forms.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -97,6 +98,11 @@ def op_name(func: object) -> str | None:
     if isinstance(func, torch._ops.OpOverloadPacket):
         return str(func._qualified_op_name)
     return None
+
+
+def schemas_of(name: str) -> list[Any]:
+    """The schemas of all overloads of an operator `aten::name`; none if there is none."""
+    return _C._jit_get_schemas_for_operator(f"aten::{name}")
 
 
 def version_of(tensor: Tensor) -> int:
@@ -398,6 +404,18 @@ def _saves_attributes() -> bool:
     return b"kept" in saved and b"_placements_probe" not in saved
 
 
+def _has_schemas() -> bool:
+    """The overloads of an operator say the names, types and defaults of their arguments."""
+    told = {s.overload_name: s.arguments for s in schemas_of("sum")}
+    dim, keepdim = told["dim_IntList"][1:3]
+    return (
+        (str(dim.name), str(dim.type)) == ("dim", "Optional[List[int]]")
+        and keepdim.has_default_value()
+        and bool(told["dim_IntList"][3].kwarg_only)
+        and schemas_of("no_such_operator") == []
+    )
+
+
 def _memory_keeps_attributes() -> bool:
     x = torch.zeros(2)
     memory_of(x).placements_probe = True
@@ -464,7 +482,15 @@ PEERS: tuple[Use, ...] = (
               "programs in the words of torch"),
 )  # fmt: skip
 
-PARTS = {"checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS}
+DRAWING: tuple[Use, ...] = (
+    Use("torch._C._jit_get_schemas_for_operator", "draw calls of every overload of an op",
+        _has_schemas),
+)  # fmt: skip
+
+PARTS = {
+    "checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS,
+    "drawing": DRAWING,
+}  # fmt: skip
 _works: set[str] = set()
 
 

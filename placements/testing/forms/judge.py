@@ -1,0 +1,449 @@
+"""Judges a form: the line on one device against the same line on every rank.
+
+What a type means is `split` and `join`. What the line means is what it does on one device
+with the global values, where a size that is read from an operand is the global size. On
+axes where an operand is Varying, or where the line asks for the rank, the line has such a
+meaning at each place.
+"""
+
+import math
+import random
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import placements
+from placements._torch import unseen
+from placements.annotations.declarations import assert_type, type_of
+from placements.checker.mode import typecheck
+from placements.runtime.errors import PlacementError
+from placements.runtime.mesh import set_current_mesh
+from placements.testing.forms.draw import WORDS, Form
+from placements.testing.forms.operands import (
+    Operand,
+    Place,
+    dual_types,
+    join_value,
+    on,
+    place_value,
+    places,
+    varying,
+)
+from placements.types.axis import AxisType, P, Shard
+from placements.types.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a form.
+
+    "invalid": the line does not run on one device. "accepted" and "refused" are right.
+    "false": accepted with a type, value or gradient that is not true. "disagree": ranks
+    accept and refuse, or infer different types. "crash": an exception from inside the
+    checker. "torch": torch's own error on a rank, though the line runs on one device.
+    "nameless": refused for an argument that the message does not name.
+    """
+
+    kind: str
+    detail: str = ""
+
+    @property
+    def fails(self) -> bool:
+        return self.kind in ("false", "disagree", "crash", "torch", "nameless")
+
+
+@dataclass
+class Run:
+    """What a line did in one place: its outputs, and the leaves they came from."""
+
+    outputs: list[Tensor] = field(default_factory=lambda: list[Tensor]())
+    types: list[dict[str, AxisType] | None] = field(
+        default_factory=lambda: list[dict[str, AxisType] | None]()
+    )
+    leaves: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
+    error: Exception | None = None
+    draws: bool = False
+
+
+Runner = Callable[[Form, CodeType], "dict[Place, Run] | None"]
+
+
+def source_of(form: Form) -> str:
+    """The line as a statement that leaves what it made in `result`."""
+    if form.overload == "subscript" and form.op == "__setitem__":
+        return f"{form.line}\nresult = {form.target}"
+    if any(
+        f" {op}= " in form.line
+        for op in ("+", "-", "*", "/", "//", "**", "%", "&", "|", "^")
+    ):
+        return f"{form.line}\nresult = {form.target}"
+    return f"result = {form.line}"
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, tuple | list):
+        every: list[Any] = list(result)  # pyright: ignore[reportUnknownArgumentType]
+        return [x for item in every for x in _tensors(item)]
+    return []
+
+
+def _prepared(held: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Leaves that want gradients, and copies that a line may write to."""
+    leaves: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
+    for name, value in held.items():
+        if value.is_floating_point():
+            leaves[name] = value.detach().clone().requires_grad_()
+            given[name] = leaves[name].clone()
+        else:
+            given[name] = value.clone()
+    return leaves, given
+
+
+def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
+    outputs = _tensors(names["result"])
+    target = names.get(form.target)
+    if isinstance(target, Tensor) and all(target is not x for x in outputs):
+        outputs.append(target)
+    return outputs
+
+
+def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
+    """The line on the global values, at each place where it differs; None: it raises."""
+    made: dict[Place, Run] = {}
+    for where in places(form.sizes, form.apart):
+        held = {name: x.value_at(where) for name, x in form.operands.items()}
+        leaves, given = _prepared(held)
+        at = dict(where)
+        mesh = SimpleNamespace(coordinate=at)
+        names = {**WORDS, **given, "axis_rank": at.get, "current_mesh": lambda m=mesh: m}
+        before = torch.get_rng_state()
+        try:
+            exec(code, names)
+            outputs = _outputs(form, names)
+        except Exception:
+            return None
+        if not outputs or any(x.layout is not torch.strided for x in outputs):
+            return None
+        draws = "empty" in form.op or not torch.equal(before, torch.get_rng_state())
+        made[where] = Run(outputs, [], leaves, draws=draws)
+    return made
+
+
+def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
+    """The line on every rank of the mesh, checked; None: an operand cannot be declared."""
+    made: dict[Place, Run] = {}
+    with typecheck():
+        for rank in places(form.sizes, list(form.sizes)):
+            held = {name: x.locals[rank] for name, x in form.operands.items()}
+            with unseen():
+                leaves, given = _prepared(held)
+            with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
+                try:
+                    for name, x in form.operands.items():
+                        assert_type(given[name], x.types, index=x.index)
+                except ValueError:
+                    return None
+                names = {
+                    **WORDS, **given, "axis_rank": placements.axis_rank,
+                    "current_mesh": placements.current_mesh,
+                }  # fmt: skip
+                run = made[rank] = Run(leaves=leaves)
+                try:
+                    exec(code, names)
+                    run.outputs = _outputs(form, names)
+                    run.types = [_said(x) for x in run.outputs]
+                except Exception as error:
+                    run.error = error
+    return made
+
+
+def _said(x: Tensor) -> dict[str, AxisType] | None:
+    known = type_of(x)
+    return None if known is None else dict(known)
+
+
+_meshes: dict[tuple[tuple[tuple[str, int], ...], Place], Mesh] = {}
+
+
+def _mesh(sizes: tuple[tuple[str, int], ...], rank: Place) -> Mesh:
+    key = (sizes, rank)
+    if key not in _meshes:
+        _meshes[key] = Mesh(dict(sizes), dict(rank))
+    return _meshes[key]
+
+
+class False_(Exception):  # noqa: N801, N818
+    """What was accepted is not true."""
+
+
+def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict:
+    """Try a form; `run` is what runs it on the ranks."""
+    try:
+        code = compile(source_of(form), "<form>", "exec")
+    except SyntaxError:
+        return Verdict("invalid", "syntax")
+    meant = run_on_one_device(form, code)
+    if meant is None:
+        return Verdict("invalid", "one device")
+    ranks = run(form, code)
+    if ranks is None:
+        return Verdict("invalid", "undeclarable")
+    refused = [r for r in ranks.values() if r.error is not None]
+    for r in refused:
+        if not isinstance(r.error, PlacementError):
+            assert r.error is not None
+            return Verdict(
+                _whose(r.error), f"{type(r.error).__name__}: {_first_line(r.error)}"
+            )
+    if len(refused) == len(ranks):
+        nameless = re.search(r"\bargument \d", str(refused[0].error))
+        return Verdict("nameless" if nameless else "refused", _first_line(refused[0].error))
+    if refused:
+        return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
+    try:
+        _judge_types(meant, ranks)
+        for k in range(min(len(each.outputs) for each in ranks.values())):
+            _judge_values(form, meant, ranks, k)
+        _judge_gradients(form, meant, ranks, rng)
+    except _Disagree as error:
+        return Verdict("disagree", str(error))
+    except False_ as error:
+        return Verdict("false", str(error))
+    return Verdict("accepted", " ".join(map(str, next(iter(ranks.values())).types)))
+
+
+def _first_line(error: Exception | None) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def _whose(error: Exception) -> str:
+    """Whether an exception was raised inside the checker, or by torch's own op."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    inside = "placements" in Path(last.filename).parts and last.filename != __file__
+    # Torch has no frames of its own: the last one is the checker's that calls the op.
+    calls_torch = isinstance(error, RuntimeError | IndexError) and "*args" in (
+        last.line or ""
+    )
+    return "crash" if inside and not calls_torch else "torch"
+
+
+class _Disagree(Exception):  # noqa: N818
+    pass
+
+
+def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None:
+    first, *others = ranks.values()
+    for k, said in enumerate(first.types):
+        if said is None:
+            raise False_(f"output {k} has no type")
+    for rank, run in ranks.items():
+        for there, alone in meant.items():
+            if _agree(rank, there) and len(run.outputs) != len(alone.outputs):
+                raise _Disagree(
+                    f"{len(run.outputs)} outputs, {len(alone.outputs)} on one device"
+                )
+    for other in others:
+        for mine, theirs in zip(first.types, other.types, strict=False):
+            if mine is None or theirs is None or list(mine.items()) != list(theirs.items()):
+                raise _Disagree(f"ranks infer {mine} and {theirs}")
+
+
+def _judge_values(
+    form: Form, meant: Mapping[Place, Run], ranks: Mapping[Place, Run], k: int
+) -> None:
+    said = _types(ranks, k)
+    held = {rank: run.outputs[k].detach() for rank, run in ranks.items()}
+    text = f"output {k} is said to be {said}"
+    try:
+        joined = join_value(held, said, form.sizes)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise False_(f"{text}, but {_first_line(error)}") from None
+    if any(run.draws for run in meant.values()):
+        if any(t is P for t in said.values()) and "empty" not in form.op:
+            raise False_(f"{text}, but it was drawn by each rank")
+        if _free(form, said):
+            return
+        for where, value in joined.items():
+            for there, run in meant.items():
+                if _agree(where, there) and run.outputs[k].shape != value.shape:
+                    raise False_(
+                        f"{text}: shape {list(value.shape)}, on one device "
+                        f"{list(run.outputs[k].shape)}"
+                    )
+        return
+    if _free(form, said):
+        return
+    summed = _magnitudes(held, said, form.sizes)
+    for where, value in joined.items():
+        for there, run in meant.items():
+            if not _agree(where, there):
+                continue
+            if k >= len(run.outputs):
+                raise False_(f"{text}, but there are {len(run.outputs)} on one device")
+            if not same(value, run.outputs[k].detach(), summed.get(where)):
+                raise False_(
+                    f"{text}: joined {_show(value)}, on one device {_show(run.outputs[k])}"
+                )
+
+
+def _types(ranks: Mapping[Place, Run], k: int) -> dict[str, AxisType]:
+    said = next(iter(ranks.values())).types[k]
+    assert said is not None
+    return said
+
+
+def _free(form: Form, said: Mapping[str, AxisType]) -> bool:
+    """Whether a Varying result was made of pieces or summands: it claims nothing."""
+    pieces = {
+        axis
+        for x in form.operands.values()
+        for axis, t in x.types.items()
+        if t is P or isinstance(t, Shard)
+    }
+    return any(axis in pieces for axis in varying(said))
+
+
+def _agree(one: Place, other: Place) -> bool:
+    there = dict(other)
+    return all(there.get(axis, at) == at for axis, at in one)
+
+
+def same(
+    value: Tensor,
+    expected: Tensor,
+    summed: Tensor | None = None,
+    computed_in: torch.dtype | None = None,
+) -> bool:
+    """Whether two tensors hold the same, up to the rounding of their dtype.
+
+    `computed_in` is the dtype of the computation, where it is not the tensors' own.
+    `summed` is the sum of the magnitudes of a Partial's summands. They may cancel, so the
+    rounding is theirs, and where one of them is not finite their sum says nothing.
+    """
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        return False
+    if not value.is_floating_point():
+        return torch.equal(value, expected)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(computed_in or value.dtype, 5e-2)
+    if summed is not None:
+        off = (value - expected).abs() > tolerance * (1 + summed)
+        return not bool((off & summed.isfinite()).any())
+    return torch.allclose(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _magnitudes(
+    held: Mapping[Place, Tensor], types: Mapping[str, AxisType], sizes: Mapping[str, int]
+) -> dict[Place, Tensor]:
+    """By place on Varying axes, the sums of magnitudes of what is Partial; else nothing."""
+    if P not in types.values() or not next(iter(held.values())).is_floating_point():
+        return {}
+    return join_value({rank: x.abs() for rank, x in held.items()}, types, sizes)
+
+
+def _show(x: Tensor) -> str:
+    text = str(x.detach().flatten().tolist()[:6])
+    kind = str(x.dtype).removeprefix("torch.")
+    return f"{kind}{list(x.shape)} {text}"
+
+
+def _judge_gradients(
+    form: Form, meant: Mapping[Place, Run], ranks: Mapping[Place, Run], rng: random.Random
+) -> None:
+    """The gradients of one output, drawn at random, with a cotangent of the dual type."""
+    if any(run.draws for run in meant.values()):
+        return
+    k = rng.randrange(min(len(each.outputs) for each in ranks.values()))
+    said = _types(ranks, k)
+    if _free(form, said) or any(not run.outputs[k].requires_grad for run in meant.values()):
+        return
+    apart = form.apart
+    shape = {
+        where: _shape_at(meant, where, k) for where in places(form.sizes, varying(said))
+    }
+    dtype = next(iter(meant.values())).outputs[k].dtype
+    cotangents = {
+        where: torch.tensor(
+            [rng.randint(-2, 3) for _ in range(math.prod(s))], dtype=dtype
+        ).reshape(s)
+        for where, s in shape.items()
+    }
+    local = place_value(cotangents, dual_types(said), form.sizes, rng)
+    try:
+        gradients = {
+            where: {
+                there: _gradients(run, k, cotangents[on(where, varying(said))])
+                for there, run in meant.items()
+                if _agree(where, there)
+            }
+            for where in places(form.sizes, list({*apart, *varying(said)}))
+        }
+    except RuntimeError:
+        return  # one device has no gradient either
+    try:
+        held = {rank: _gradients(run, k, local[rank]) for rank, run in ranks.items()}
+    except RuntimeError as error:
+        raise False_(f"backward fails on a rank: {_first_line(error)}") from None
+    for x in form.operands.values():
+        if x.name in next(iter(ranks.values())).leaves:
+            own = {rank: found[x.name] for rank, found in held.items()}
+            _judge_gradient(form, x, said, gradients, own, dtype)
+
+
+def _shape_at(meant: Mapping[Place, Run], where: Place, k: int) -> list[int]:
+    return next(list(r.outputs[k].shape) for p, r in meant.items() if _agree(where, p))
+
+
+def _judge_gradient(
+    form: Form,
+    x: Operand,
+    said: Mapping[str, AxisType],
+    gradients: Mapping[Place, Mapping[Place, Mapping[str, Tensor]]],
+    held: Mapping[Place, Tensor],
+    dtype: torch.dtype,
+) -> None:
+    own = varying(x.types)
+    once = [axis for axis in form.apart if axis not in varying(said) and axis not in own]
+    types = dual_types(x.types)
+    text = f"the gradient of {x.name}"
+    try:
+        joined = join_value(held, types, form.sizes)
+    except (ValueError, RuntimeError) as error:
+        raise False_(f"{text} is {types} by its type, but {_first_line(error)}") from None
+    summed = _magnitudes(held, types, form.sizes)
+    for where, value in joined.items():
+        expected = torch.zeros_like(value)
+        for place, by_place in gradients.items():
+            if on(place, own) == where and all(at == 0 for _, at in on(place, once)):
+                for each in by_place.values():
+                    if each[x.name].shape != expected.shape:
+                        raise False_(f"{text} has shape {list(expected.shape)}")
+                    expected = expected + each[x.name]
+        if not same(value, expected, summed.get(where), dtype):
+            raise False_(f"{text}: joined {_show(value)}, on one device {_show(expected)}")
+
+
+def _gradients(run: Run, k: int, cotangent: Tensor) -> dict[str, Tensor]:
+    names = list(run.leaves)
+    found: list[Tensor | None] = [None] * len(names)
+    if run.outputs[k].requires_grad and names:
+        found = list(
+            torch.autograd.grad(
+                run.outputs[k], [run.leaves[name] for name in names], cotangent,
+                retain_graph=True, allow_unused=True,
+            )
+        )  # fmt: skip
+    return {
+        name: torch.zeros_like(run.leaves[name]) if grad is None else grad.to_dense()
+        for name, grad in zip(names, found, strict=True)
+    }

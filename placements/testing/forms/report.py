@@ -1,0 +1,186 @@
+"""Runs many forms of many ops, counts what became of them, and shows what fails."""
+
+import random
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from placements._torch import require
+from placements.testing.forms.draw import Form, draw_form
+from placements.testing.forms.judge import Verdict, judge
+from placements.testing.forms.signatures import signatures
+
+ATTEMPTS = 40  # lines drawn for one that runs on one device
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A form that breaks the law."""
+
+    op: str
+    number: int
+    seed: int
+    kind: str
+    detail: str
+    line: str
+    operands: str
+    mesh: str
+    snippet: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: {self.line}   with {self.operands} on {self.mesh}\n"
+            f"    {self.detail}\n"
+            f"    --ops {self.op} --seed {self.seed} --only {self.number}"
+        )
+
+
+@dataclass
+class Tally:
+    """What became of the forms of one op.
+
+    `plain` are the forms that nothing in design.md refuses on purpose, and
+    `plain_accepted` those of them that are accepted and true: the floor.
+    """
+
+    forms: int = 0
+    accepted: int = 0
+    refused: int = 0
+    plain: int = 0
+    plain_accepted: int = 0
+    overloads: set[str] = field(default_factory=lambda: set[str]())
+
+
+@dataclass
+class Report:
+    """Counts by op, and all failures."""
+
+    tallies: dict[str, Tally] = field(default_factory=lambda: dict[str, Tally]())
+    failures: list[Failure] = field(default_factory=lambda: list[Failure]())
+
+    def add(self, other: "Report") -> None:
+        self.tallies |= other.tallies
+        self.failures += other.failures
+
+    def counts(self) -> dict[str, int]:
+        tallies = self.tallies.values()
+        kinds = [failure.kind for failure in self.failures]
+        return {
+            "ops": len(self.tallies),
+            "overloads": sum(len(t.overloads) for t in tallies),
+            "forms tried": sum(t.forms for t in tallies),
+            "accepted and true": sum(t.accepted for t in tallies),
+            "refused": sum(t.refused for t in tallies),
+            "false": kinds.count("false"),
+            "ranks disagree": kinds.count("disagree"),
+            "exceptions of the checker": kinds.count("crash"),
+            "exceptions of torch on a rank": kinds.count("torch"),
+            "refused without a name": kinds.count("nameless"),
+        }
+
+    def __str__(self) -> str:
+        counts = "\n".join(f"{count:8} {name}" for name, count in self.counts().items())
+        return "\n".join([*map(str, self.failures), counts])
+
+
+def run(ops: Iterable[str], forms: int, seed: int = 0, only: int | None = None) -> Report:
+    """Try `forms` call forms of each op; the same seed draws the same forms."""
+    require("drawing")
+    report = Report()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for op in ops:
+                _run_op(op, forms, seed, only, report)
+    finally:
+        torch.set_num_threads(threads)
+    return report
+
+
+def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) -> None:
+    tally = report.tallies[op] = Tally()
+    if not signatures(op):
+        return
+    for number in range(forms) if only is None else [only]:
+        # Each form has its own numbers, so that what becomes of one leaves the others alone.
+        rng = random.Random(f"{seed}:{op}:{number}")
+        torch.manual_seed(number)
+        for _ in range(ATTEMPTS):
+            form = draw_form(rng, op)
+            verdict = judge(form, random.Random(number))
+            if verdict.kind != "invalid":
+                _count(tally, form, verdict)
+                if verdict.fails:
+                    report.failures.append(_failure(form, verdict, number, seed))
+                break
+
+
+def _count(tally: Tally, form: Form, verdict: Verdict) -> None:
+    tally.forms += 1
+    tally.overloads.add(form.overload)
+    plain = not form.refused_on_purpose
+    tally.plain += plain
+    if verdict.kind == "accepted":
+        tally.accepted += 1
+        tally.plain_accepted += plain
+    tally.refused += verdict.kind == "refused"
+
+
+def _failure(form: Form, verdict: Verdict, number: int, seed: int) -> Failure:
+    operands = ", ".join(
+        f"{x.name} {list(next(iter(x.values.values())).shape)} {_types(x.types)}"
+        for x in form.operands.values()
+    )
+    return Failure(
+        form.op, number, seed, verdict.kind, verdict.detail, form.line, operands,
+        str(form.sizes), snippet(form, verdict),
+    )  # fmt: skip
+
+
+def _types(types: object) -> str:
+    return str(types).replace("'", "")
+
+
+def snippet(form: Form, verdict: Verdict) -> str:
+    """Python that does the same on each rank, to be pasted into a file."""
+    lines = [
+        "import math, numpy as np, torch, torch.nn.functional as F",
+        "from torch import nn, tensor",
+        "from placements import *",
+        f"# {verdict.kind}: {verdict.detail}",
+    ]
+    for x in form.operands.values():
+        for where, value in x.values.items():
+            at = f"  # at {dict(where)}" if where else ""
+            dtype = value.dtype
+            lines.append(f"# global {x.name} = tensor({value.tolist()}, dtype={dtype}){at}")
+    for rank in next(iter(form.operands.values())).locals if form.operands else [()]:
+        lines.append(
+            f"with typecheck(), set_current_mesh(Mesh({form.sizes}, {dict(rank)})):"
+        )
+        for x in form.operands.values():
+            piece = x.locals[rank]
+            made = f"tensor({piece.tolist()}, dtype={piece.dtype}).reshape({list(piece.shape)})"
+            types = (
+                "{" + ", ".join(f"{a!r}: {_spelled(t)}" for a, t in x.types.items()) + "}"
+            )
+            index = f", index={x.index!r}" if x.index else ""
+            lines.append(f"    {x.name} = assert_type({made}, {types}{index})")
+        lines += ["    " + line for line in _statements(form)]
+    return "\n".join(lines)
+
+
+def _spelled(t: object) -> str:
+    extent = getattr(t, "extent", None)
+    return f"S({getattr(t, 'dim', 0)}, {extent!r})" if extent is not None else repr(t)
+
+
+def _statements(form: Form) -> list[str]:
+    from placements.testing.forms.judge import source_of
+
+    shown = "print(result, type_of(result) if isinstance(result, torch.Tensor) else '')"
+    return [*source_of(form).split("\n"), shown]

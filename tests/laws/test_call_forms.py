@@ -1,0 +1,243 @@
+"""The law of call forms: every way to call an op is accepted and true, or refused by name.
+
+Forms are drawn from torch's own schemas (`placements.testing.forms`) and judged against the
+same line on one device. `accepted_forms.json` holds how many forms of each op were accepted
+and true when it was written: refusing everything is not passing. It is written anew by
+`python -m tests.test_laws.test_call_forms`.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+
+import pytest
+import torch
+
+from placements import Even, Padded, PlacementError, R, S, V
+from placements.inference.ops import OPS
+from placements.testing.forms import run
+from placements.testing.forms.draw import MESHES, ON_PURPOSE, Form, draw_form
+from placements.testing.forms.judge import Run, judge, run_on_ranks
+from placements.testing.forms.operands import (
+    Operand,
+    Place,
+    draw_value,
+    join_value,
+    place_value,
+    places,
+    varying,
+)
+from placements.testing.forms.signatures import signatures
+from placements.types.axis import AxisType, I, P
+
+FLOOR = Path(__file__).with_name("accepted_forms.json")
+FORMS = 100
+GROUPS = 16
+
+# What this machine cannot run, or what has nothing to draw.
+NOT_HERE = {"cuda": "needs a device", "pin_memory": "needs a device"}
+
+
+def group(number: int) -> list[str]:
+    return sorted(OPS)[number::GROUPS]
+
+
+def deep(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--placements-profile") == "deep"
+
+
+@pytest.mark.parametrize("number", range(GROUPS))
+def test_every_form_is_true_or_refused(number: int, request: pytest.FixtureRequest) -> None:
+    """And no fewer are accepted than were; what is refused on purpose does not count."""
+    report = run(group(number), 2000 if deep(request) else FORMS)
+    floors = json.loads(FLOOR.read_text())["ops"]
+    lost: dict[str, str] = {}
+    for op, tally in report.tallies.items():
+        if not tally.accepted and op not in NOT_HERE:
+            lost[op] = f"none of {tally.forms} forms is accepted"
+        elif tally.plain_accepted < floors.get(op, {}).get("accepted", 0):
+            lost[op] = f"{tally.plain_accepted} of {tally.plain} accepted, was {floors[op]}"
+    assert (len(report.failures), lost) == (0, {}), str(report)
+
+
+def test_every_op_of_the_table_is_drawn() -> None:
+    assert [op for op in OPS if not signatures(op)] == []
+    known = set(json.loads(FLOOR.read_text())["on purpose"])
+    assert known == ON_PURPOSE.keys()
+
+
+def test_a_seed_draws_the_same_forms_each_time() -> None:
+    def lines() -> list[str]:
+        rng = random.Random(3)
+        return [draw_form(rng, op).line for op in ("sum", "add", "__getitem__", "zeros")]
+
+    assert lines() == lines()
+
+
+def test_forms_vary_as_the_design_asks() -> None:
+    rng = random.Random(0)
+    drawn = [draw_form(rng, op) for op in ("sum", "narrow", "add", "new_zeros", "__getitem__") for _ in range(400)]
+    lines = [form.line for form in drawn]
+    for wanted in ("axis=", "dim=", "keepdims=", "x2=", "input=", "np.int64(", "np.float32(", ".shape[",
+                   ".size(", ".numel()", "len(", "axis_rank(", "coordinate[", "torch.ops.aten", "...", "None",
+                   "np.array", "range(", "True", "+= ", "add_(", "out=", "x[", "-1", "[", "("):  # fmt: skip
+        assert any(wanted in line for line in lines), wanted
+    types = [list(x.types.items()) for form in drawn for x in form.operands.values()]
+    assert any(t == P for each in types for _, t in each)
+    assert any(isinstance(getattr(t, "extent", None), Padded) for each in types for _, t in each)
+    both = [each for each in types if len(each) == 2 and all(t.letter == "S" and t.dim == each[0][1].dim for _, t in each)]
+    assert {each[0][0] for each in both} == {"a", "b"}, "both orders of two cuts of one dim"
+    assert any(form.sizes["a"] in next(iter(x.values.values())).shape and any(
+        t == S(d) for d, n in enumerate(next(iter(x.values.values())).shape) if n == form.sizes["a"] for t in x.types.values()
+    ) for form in drawn for x in form.operands.values()), "one row per rank"  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("types", [
+    {"a": R, "b": S(0)}, {"b": S(0, Even(6)), "a": S(0, Padded(3))}, {"a": P, "b": V}, {"a": V, "b": P},
+    {"a": S(1), "b": S(0)}, {"a": I, "b": R}, {"a": P, "b": P},
+])  # fmt: skip
+def test_values_are_placed_and_joined(sizes: dict[str, int], types: dict[str, AxisType]) -> None:
+    rng = random.Random(1)
+    types = {axis: t for axis, t in types.items() if axis in sizes}
+    if "b" not in sizes and isinstance(types["a"], S):
+        types["a"] = S(types["a"].dim)
+    values = {where: draw_value(rng, [6, 2], torch.float64) for where in places(sizes, varying(types))}
+    held = place_value(values, types, sizes, rng)
+    joined = join_value(held, types, sizes)
+    assert joined.keys() == values.keys()
+    for where in joined:
+        assert torch.equal(joined[where], values[where])
+
+
+# The judge itself, with planted lies.
+
+
+def form_of(line: str, sizes: dict[str, int], target: str = "", **operands: tuple[list[int], dict[str, AxisType]]) -> Form:
+    rng = random.Random(0)
+    form = Form("planted", "planted", sizes, line, target=target)
+    for name, (shape, types) in operands.items():
+        values = {where: draw_value(rng, shape, torch.float64, "distinct") for where in places(sizes, varying(types))}
+        form.operands[name] = Operand(name, types, values, place_value(values, types, sizes, rng))
+    for axis in sizes:
+        if f"'{axis}'" in line:
+            form.rank_axes.add(axis)
+    return form
+
+
+def verdict(form: Form, lie: Callable[[Place, Run], None] | None = None) -> str:
+    def with_lie(form: Form, code: CodeType) -> dict[Place, Run] | None:
+        ranks = run_on_ranks(form, code)
+        if ranks is not None and lie is not None:
+            for place, each in ranks.items():
+                lie(place, each)
+        return ranks
+
+    return judge(form, random.Random(0), with_lie).kind
+
+
+A2, AB = {"a": 2}, {"a": 2, "b": 2}
+CUT: dict[str, AxisType] = {"a": S(0, Even(4))}
+
+
+@pytest.mark.parametrize("form, kind", [
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), "accepted"),
+    (form_of("x.sum(0)", A2, x=([4, 3], CUT)), "accepted"),
+    (form_of("x + y", A2, x=([4, 3], CUT), y=([3], {"a": R})), "accepted"),
+    (form_of("x @ y", A2, x=([3, 4], {"a": S(1, Even(4))}), y=([4, 2], CUT)), "accepted"),
+    (form_of("x * y", A2, x=([4], {"a": P}), y=([4], {"a": R})), "accepted"),
+    (form_of("x * y", A2, x=([4], {"a": V}), y=([4], {"a": R})), "accepted"),
+    (form_of("x.add_(y)", A2, "x", x=([4], {"a": P}), y=([4], {"a": P})), "accepted"),
+    (form_of("x.sum(0)", AB, x=([6, 3], {"b": S(0, Even(6)), "a": S(0, Padded(3))})), "accepted"),
+    (form_of("x.exp()", A2, x=([4], {"a": P})), "refused"),
+    (form_of("x + y", A2, x=([4], {"a": I}), y=([4], {"a": R})), "refused"),
+    (form_of("x.view(7)", A2, x=([4], {"a": R})), "invalid"),
+    (form_of("x +", A2, x=([4], {"a": R})), "invalid"),
+], ids=lambda x: x.line if isinstance(x, Form) else x)  # fmt: skip
+def test_honest_forms(form: Form, kind: str) -> None:
+    assert verdict(form) == kind
+
+
+def says(types: dict[str, AxisType]) -> Callable[[Place, Run], None]:
+    def lie(place: Place, each: Run) -> None:
+        each.types = [dict(types)]
+
+    return lie
+
+
+def scales(name: str, factor: float) -> Callable[[Place, Run], None]:
+    """The value stays, its gradient is multiplied."""
+
+    def lie(place: Place, each: Run) -> None:
+        y = each.outputs[0]
+        each.outputs = [y.detach() + factor * (y - y.detach())]
+
+    return lie
+
+
+def one_rank_refuses(place: Place, each: Run) -> None:
+    if dict(place)["a"]:
+        each.error = PlacementError("planted")
+
+
+def other_type_on_one_rank(place: Place, each: Run) -> None:
+    if dict(place)["a"]:
+        each.types = [{"a": R}]
+
+
+def no_type(place: Place, each: Run) -> None:
+    each.types = [None]
+
+
+@pytest.mark.parametrize("form, lie, kind", [
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), says({"a": R}), "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), says({"a": P}), "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), says({"a": S(0, Padded(5))}), "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), says({"a": S(1)}), "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), no_type, "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), other_type_on_one_rank, "disagree"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), one_rank_refuses, "disagree"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), scales("x", 2.0), "false"),
+    (form_of("x.sum(1)", A2, x=([4, 3], CUT)), scales("x", 0.0), "false"),
+    (form_of("x * 2", A2, x=([4], {"a": R})), says({"a": P}), "false"),
+    (form_of("x * 2", A2, x=([4], {"a": R})), says({"a": I}), "false"),  # by its gradient
+    (form_of("x * 2", A2, x=([4], {"a": I})), says({"a": R}), "false"),  # by its gradient
+    (form_of("x * 2", A2, x=([4], {"a": I})), says({"a": V}), "false"),  # by its gradient
+    (form_of("x * 2", A2, x=([4], {"a": V})), says({"a": R}), "false"),
+    (form_of("x * 2", A2, x=([4], {"a": V})), says({"a": S(0, Even(8))}), "false"),
+    (form_of("x * 2", A2, x=([4], {"a": P})), says({"a": R}), "false"),
+    (form_of("x * 2", A2, x=([4], {"a": P})), says({"a": V}), "accepted"),  # V claims nothing
+    (form_of("x.mul_(2)", A2, "x", x=([4], {"a": P})), says({"a": R}), "false"),
+    (form_of("x * 2", AB, x=([4], {"b": S(0, Even(4)), "a": S(0, Even(2))})),
+     says({"a": S(0, Even(4)), "b": S(0, Even(2))}), "false"),
+], ids=lambda x: x.line if isinstance(x, Form) else None)  # fmt: skip
+def test_planted_lies(form: Form, lie: Callable[[Place, Run], None], kind: str) -> None:
+    assert verdict(form, lie) == kind
+
+
+def test_torch_errors_on_a_rank_are_told_from_refusals() -> None:
+    def raises(place: Place, each: Run) -> None:
+        try:
+            raise RuntimeError("planted")
+        except RuntimeError as error:
+            each.error = error
+
+    assert verdict(form_of("x.sum(1)", A2, x=([4, 3], CUT)), raises) == "torch"
+
+
+def write_floor() -> None:
+    report = run(sorted(OPS), FORMS)
+    ops = {
+        op: {"forms": tally.plain, "accepted": tally.plain_accepted}
+        for op, tally in sorted(report.tallies.items())
+    }
+    lines = [f'    "{op}": {json.dumps(counts)}' for op, counts in ops.items()]
+    purpose = json.dumps(ON_PURPOSE, indent=2).replace("\n", "\n  ")
+    FLOOR.write_text('{\n  "on purpose": ' + purpose + ',\n  "ops": {\n' + ",\n".join(lines) + "\n  }\n}\n")
+    print(report)
+
+
+if __name__ == "__main__":
+    write_floor()
