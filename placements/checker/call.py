@@ -12,7 +12,7 @@ from torch import Tensor
 
 from placements.checker.lookup import Call
 from placements.inference import padding
-from placements.inference.fixes import fixes, pad_advice
+from placements.inference.fixes import Fix, fixes, pad_advice
 from placements.inference.numbers import (
     RANK_NUMBERS,
     RankNumber,
@@ -24,7 +24,7 @@ from placements.inference.numbers import (
 from placements.inference.op import SETTINGS
 from placements.inference.signature import bind, defaults
 from placements.inference.terms import Operand, Refusal
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described, dtype_name
 from placements.runtime.errors import PlacementError, mismatch, type_or_error
 from placements.runtime.mesh import checked_mesh
@@ -54,7 +54,9 @@ class CallInference:
         self, call: Call, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.call, self.where, self.args, self.kwargs = call, where, args, kwargs
-        self.things: list[Thing] = list(_tensors_in((args, tuple(kwargs.values()))))
+        self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
+        self.bound: dict[str, Any] = {}
+        self._is_bound = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -77,13 +79,13 @@ class CallInference:
         bound = bind(self.call.signatures, args, kwargs)
         if bound is None:
             raise UnknownForm(f"{op.name} has no overload for these arguments")
-        self.bound: dict[str, Any] = {}
         for slot, value in bound.items():
             role = op.role(slot)
             if role is None:
                 self._refuse_unless_default(slot, value)
             elif role != "unread":
                 self.bound[slot] = self._by_role(slot, role, value)
+        self._is_bound = True
 
     def _refuse_unless_default(self, slot: str, value: Any) -> None:
         usual = defaults(self.call.signatures, slot)
@@ -148,9 +150,11 @@ class CallInference:
         # An operand that is written is not to be changed by a fix.
         kept = 1 if self.call.in_place else 0
         # Fixes must not divide by what a number forgets, so they are tried as typed.
-        offered = fixes(self._typed, self.operands, names, refusal, kept)
+        offered: list[Fix] = []
+        if self._is_bound:  # else the call itself is wrong, whatever its operands are
+            offered = fixes(self._typed, self.operands, names, refusal, kept)
         return mismatch(
-            f"{self.where} at {caller()}",
+            located(self.where),
             names[guilty] if names else self.where,
             refusal.axis,
             refusal.expected or "another type",
@@ -168,7 +172,7 @@ class CallInference:
 
     def _slot_of(self, position: int) -> str:
         """The name of the slot that an operand is in, for want of a name in the program."""
-        for slot, value in getattr(self, "bound", {}).items():
+        for slot, value in self.bound.items():
             found = list(operands_in(value))
             for k, operand in enumerate(found):
                 if operand.position == position:
@@ -243,16 +247,18 @@ class CallInference:
         return found
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors among arguments, slices included, in order of appearance."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, slice):
         bounds = cast(Any, value)
-        yield from _tensors_in((bounds.start, bounds.stop, bounds.step))
+        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
     elif isinstance(value, list | tuple):
         for item in cast(Any, value):
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(cast(Any, value).values()))
 
 
 def _seen(arg: Any, operands: Iterator[Operand]) -> Any:

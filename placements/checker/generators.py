@@ -35,7 +35,7 @@ class own_generator(AxesBlock):  # noqa: N801 - reads as what it gives
 
     def steps(self) -> Steps[None]:
         check_axes("own_generator", current_mesh(), self.axes)
-        places = checked_mesh().coordinate
+        places = checked_mesh().place
         own = sorted((axis, places[axis]) for axis in self.axes if axis in places)
         with unseen():
             drawn = int(torch.randint(1 << 62, (), device="cpu"))

@@ -16,15 +16,17 @@ from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.guards import raw_collective
 from placements.checker.numbers import count_read, length_of, shape_of
 from placements.checker.writes import check_data, reading_only
+from placements.inference.fixes import call_text
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
 from placements.inference.op import Op
 from placements.inference.ops import METADATA, OPS, READS, SOURCES
 from placements.inference.signature import ANY, Signature, Slot, names_of
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, padded_at
+from placements.runtime.errors import mismatch, padded_at, refused_call
 from placements.runtime.mesh import checked_mesh
+from placements.types.axis import P, R
 from placements.types.tensor import FILLED, ZERO, from_factory
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
@@ -187,10 +189,10 @@ def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
             if known is not None and known[axis].letter == "P":
                 name = name_of(tensor) or "x"
                 raise mismatch(
-                    f"{torch_name(func)} at {caller()}", name, axis, "Replicate", "Partial",
+                    located(torch_name(func)), name, axis, "Replicate", "Partial",
                     rule="this rank holds one summand, not the value",
                     operands=[described(tensor)],
-                    advice=f"all_reduce({name}, {axis!r}, src=P, dst=R)",
+                    advice=call_text("all_reduce", name, axis, P, R),
                 )  # fmt: skip
     result = func(*args, **kwargs)
     return count_read(args[0], result) if isinstance(result, int) else result
@@ -214,14 +216,26 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         every = (*args, *kwargs.values())
         group = next((a for a in every if isinstance(a, dist.ProcessGroup)), None)
         raise raw_collective(name.rpartition("::")[2], group, every)
-    raise PlacementError(
-        f"{name} at {caller()}: the table of ops does not know it",
-        where=name,
+    raise refused_call(
+        name,
+        "the table of ops does not know it",
         name=name,
         rule="an op that is not known could do anything to placements",
         operands=[described(t) for t in args if isinstance(t, Tensor)],
-        advice=f"placements.register_op({name!r}, like='exp')  "
-        "# the known op that treats its operands alike",
+        advice=_advice(name),
+    )
+
+
+def _advice(name: str) -> str:
+    """What to do about an op that the table lacks; `like=` only if the name is a relative."""
+    base = name.rpartition("::")[2].strip("_").removesuffix("_")
+    relatives = [known for known in OPS if known.strip("_") == base]
+    if relatives:
+        return f"placements.register_op({name!r}, like={relatives[0]!r})"
+    return (
+        "wrap it in placements.region(fn, ins=..., outs=..., grads=...), which says what "
+        "it takes and gives; or, if a known op treats its operands and dims alike, "
+        f"placements.register_op({name!r}, like=<that op>)"
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements.checker.block import opened
-from placements.checker.call import CallInference, UnknownForm
+from placements.checker.call import CallInference, UnknownForm, tensors_in
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
@@ -18,8 +18,8 @@ from placements.inference.numbers import RANK_NUMBERS
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
-from placements.runtime.callsite import caller
-from placements.runtime.errors import PlacementError, type_or_error
+from placements.runtime.describe import described
+from placements.runtime.errors import PlacementError, refused_call, type_or_error
 from placements.runtime.mesh import NO_MESH, current_mesh
 from placements.runtime.state import Checker, Observer, block_here, current
 from placements.runtime.unchecked import warned_without_a_mesh
@@ -102,7 +102,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 self._memo[hashed] = found
         if args and (known.in_place or (kwargs and kwargs.get("inplace"))):
             check_write(known.op.name, args[0])
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except (RuntimeError, IndexError) as error:
+            _refuse_pieces(error, known.op.name, (args, kwargs))
+            raise
         if found.__class__ is TensorType and isinstance(result, Tensor):
             tags.put(result, found)
         elif found is not _UNTYPED:
@@ -122,9 +126,9 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if call.in_place and not where.endswith("_"):
             where += "_"
         if kwargs.get("out") is not None:
-            raise PlacementError(
-                f"{where} at {caller()}: out= would change a tensor behind its type",
-                where=where,
+            raise refused_call(
+                where,
+                "out= would change a tensor behind its type",
                 rule="other names for the same memory would not know",
                 advice="use the result",
             )
@@ -154,16 +158,29 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             ValueError,
         ) as error:
             func(*args, **kwargs)  # torch says better what is wrong with its arguments
-            raise PlacementError(
-                f"{where} at {caller()}: called in a form that the table does not know: "
-                f"{error}",
-                where=where,
+            raise refused_call(
+                where,
+                f"called in a form that the table does not know: {error}",
                 advice="pass the arguments as the torch documentation names them",
             ) from None
 
 
 # A result that stays without a type.
 _UNTYPED = object()
+
+
+def _refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
+    """Raise PlacementError where torch was given pieces that do not fit."""
+    tensors = list(tensors_in(arguments))
+    known = [tags.get(t) for t in tensors]
+    cut = [k for k in known if k is not None and any(t.letter in "SV" for t in k.types)]
+    if error.__class__ in (RuntimeError, IndexError) and cut:
+        raise refused_call(
+            where,
+            f"torch does not take these pieces: {error}",
+            rule="the sizes of a piece are not those of the whole",
+            operands=[described(t, k) for t, k in zip(tensors, known, strict=True)],
+        ) from error
 
 
 def _key(arg: Any) -> Any:

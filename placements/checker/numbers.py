@@ -4,6 +4,7 @@
 `DeviceMesh.get_local_rank` and the sizes of a tensor that is cut say their axis too.
 """
 
+import math
 from typing import Any, SupportsIndex, cast
 
 import torch
@@ -20,11 +21,11 @@ from placements.inference.numbers import (
 )
 from placements.inference.terms import Refusal
 from placements.runtime import tags
-from placements.runtime.callsite import caller, name_of
+from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, type_or_error
+from placements.runtime.errors import mismatch, refused_call, type_or_error
 from placements.runtime.mesh import checked_mesh, current_mesh
-from placements.runtime.state import current
+from placements.runtime.state import current, suspended
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
@@ -38,7 +39,7 @@ def axis_rank(axis: str) -> int:
     """
     mesh = checked_mesh()
     mesh.require(axis)
-    return _rank(mesh.coordinate[axis], mesh, (axis,), f"axis_rank({axis!r})")
+    return _rank(mesh.place[axis], mesh, (axis,), f"axis_rank({axis!r})")
 
 
 def global_size(x: Tensor, dim: int) -> int:
@@ -69,18 +70,44 @@ def with_plain_sizes(reduce_ex: Any) -> Any:
     return with_plain_sizes
 
 
-def rank_in_group(get_rank: Any) -> Any:
-    """`dist.get_rank` whose result is a number of the axes along which it differs."""
+def rank_of_group(rank: Any) -> Any:
+    """`ProcessGroup.rank` whose result is a number of the axes along which it differs."""
 
-    def rank_in_group(group: Any = None) -> int:
-        place = get_rank(group)
-        mesh = current_mesh()
-        if current.mode is None or mesh is None or mesh.device_mesh is None:
-            return place
-        name = "dist.get_rank()" if group is None else "dist.get_rank(group)"
-        return _rank(place, mesh, _axes_of(group, mesh), name)
+    def rank_of_group(self: Any) -> int:
+        return _rank_in(self, rank.__get__(self, type(self))())
+
+    return rank_of_group
+
+
+def rank_in_group(get_group_rank: Any) -> Any:
+    """`get_group_rank`, which `dist.get_rank(group)` calls, with the axes of its result."""
+
+    def rank_in_group(group: Any, global_rank: int) -> int:
+        return _rank_in(group, get_group_rank(group, global_rank))
 
     return rank_in_group
+
+
+def _rank_in(group: Any, place: int) -> int:
+    mesh = current_mesh()
+    if current.mode is None or mesh is None or mesh.device_mesh is None:
+        return place
+    with suspended():
+        axes = _axes_of(group, mesh)
+    return _rank(place, mesh, axes, "dist.get_rank()")
+
+
+def own_coordinate(coordinate: property) -> property:
+    """`Mesh.coordinate` whose results are numbers of their axes."""
+
+    def own_coordinate(self: Mesh) -> dict[str, int]:
+        places: dict[str, int] = coordinate.__get__(self, Mesh)
+        return {
+            axis: _rank(place, self, (axis,), f"coordinate[{axis!r}]")
+            for axis, place in places.items()
+        }
+
+    return property(own_coordinate)
 
 
 def local_rank(get_local_rank: Any) -> Any:
@@ -125,8 +152,6 @@ def _place_on(device_mesh: Any, mesh_dim: Any, place: int) -> int:
 
 def _axes_of(group: Any, mesh: Mesh) -> tuple[str, ...]:
     """The axes along which the place in a group differs, as far as this rank sees."""
-    if group is None:
-        return mesh.axes
     assert mesh.device_mesh is not None
     members = set(dist.get_process_group_ranks(group))
     with unseen():
@@ -146,12 +171,33 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if known is None or not (known.pads or any(t.letter in "SV" for t in known.types)):
         return result
     if isinstance(result, torch.Size):
-        return torch.Size([_size(known, d, n) for d, n in enumerate(result)])
+        return Sizes([_size(known, d, n) for d, n in enumerate(result)])
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if dim is not None:
         return _size(known, dim % args[0].dim(), result)
     cut = tuple(axis for axis, t in known.items() if isinstance(t, Shard))
     return belonging(result, Facts(_letters(known, cut), "numel()", bool(known.pads)))
+
+
+class Sizes(tuple[int, ...]):
+    """The sizes of a tensor; their product knows its axes as they do.
+
+    It stands for a `torch.Size`, which cannot be derived from, and whose `numel` would make
+    a plain number of them.
+    """
+
+    def numel(self) -> int:
+        return math.prod(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        found: Any = super().__getitem__(key)
+        return Sizes(cast(Any, found)) if isinstance(key, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Sizes((*self, *other))
+
+    def __reduce__(self) -> Any:
+        return torch.Size, (tuple(int(n) for n in self),)
 
 
 def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -160,10 +206,10 @@ def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     if known is not None and _size(known, 0, result).__class__ in RANK_NUMBERS:
         name = name_of(args[0]) or "x"
-        raise PlacementError(
-            f"len({name}) at {caller()}: the first dim of {name} is cut or differs by "
-            "rank, and Python makes a plain number of its length",
-            where="len",
+        raise refused_call(
+            "len",
+            f"the first dim of {name} is cut or differs by rank, and Python makes a plain "
+            "number of its length",
             name=name,
             rule="a size of this rank's piece must not be taken for the size of the whole",
             operands=[described(args[0], known)],
@@ -217,7 +263,7 @@ def _chosen(part: Tensor, number: RankNumber) -> Tensor:
         axis = refusal.axis
         assert axis is not None
         raise mismatch(
-            f"parts[...] at {caller()}", f"the part chosen by {number.facts.origin}", axis,
+            located("parts[...]"), f"the part chosen by {number.facts.origin}", axis,
             "Replicate", WORDS[known[axis].letter], rule=refusal.reason,
             operands=[described(part)],
         ) from None  # fmt: skip

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from placements._torch import OBJECT_TO_TENSOR, unsupported
 from placements.checker import buffers, guards, numbers, writes
+from placements.types.mesh import Mesh
 
 _MISSING = object()
 
@@ -42,10 +43,16 @@ def _patches() -> Iterator[_Patch]:
     yield _Patch(Tensor, "__reduce_ex__", numbers.with_plain_sizes)
     if not dist.is_available():
         return
-    # A rank is a number that differs by rank.
-    yield _Patch(dist, "get_rank", numbers.rank_in_group)
+    # A rank is a number that differs by rank, whichever way a program asks for it. The
+    # functions of torch.distributed may have been imported by name before, so that what
+    # they call is replaced and not they.
+    yield _Patch(Mesh, "coordinate", numbers.own_coordinate)
     yield _Patch(DeviceMesh, "get_local_rank", numbers.local_rank)
     yield _Patch(DeviceMesh, "get_coordinate", numbers.coordinate)
+    yield _Patch(dist.distributed_c10d, "get_group_rank", numbers.rank_in_group)
+    for owner in _group_classes():
+        if "rank" in owner.__dict__:
+            yield _Patch(owner, "rank", numbers.rank_of_group)
     # The tensors inside a mesh have no type.
     yield _Patch(DeviceMesh, "__getitem__", numbers.part_of_mesh)
     # A raw collective moves data between ranks behind the types.

@@ -169,11 +169,11 @@ def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None
                 f"{mesh!r} is sizes alone, so nothing can be sent over {axis!r}; "
                 "set_current_mesh takes the DeviceMesh of these ranks"
             )
-        return AxisRanks(axis, size, mesh.coordinate[axis], group), mesh
+        return AxisRanks(axis, size, mesh.place[axis], group), mesh
     for name in mesh.sizes if mesh is not None and mesh.device_mesh is not None else ():
         assert mesh is not None
         if mesh.group(name) is axis:
-            return AxisRanks(name, mesh.sizes[name], mesh.coordinate[name], axis), mesh
+            return AxisRanks(name, mesh.sizes[name], mesh.place[name], axis), mesh
     rank = dist.get_rank(axis)
     if rank < 0:
         raise ValueError(f"{call}: this rank is not one of the ranks of the process group")

@@ -49,7 +49,7 @@ def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
     """Rows of this rank -> the same rows counted over all ranks of `axis`."""
     mesh = current_mesh()
     ranks = 1 if mesh is None else mesh.require(axis)
-    rank = 0 if mesh is None else mesh.coordinate[axis]
+    rank = 0 if mesh is None else mesh.place[axis]
     with unseen():
         rows = extent.over(ranks).to_global(index, rank)
         if ranks > 1:

@@ -75,7 +75,7 @@ def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | 
     row = find("redistribute", actual, expected)
     if row is None or (row.action == "recut" and repr(actual) == repr(expected)):
         return None
-    text = f"{row.call}({name}, {axis!r}, src={actual!r}, dst={expected!r})"
+    text = call_text(row.call, name, axis, actual, expected)
     return Fix(text, *cost(row, axis))
 
 
@@ -151,10 +151,8 @@ class _Attempt:
         if new is None:
             return False
         self.operands[k] = new
-        self.texts[k] = (
-            f"{row.call}({self.texts[k]}, {axis!r}, src={old.type[axis]!r}, "
-            f"dst={new.type[axis]!r})"
-        )
+        old_type, new_type = old.type[axis], new.type[axis]
+        self.texts[k] = call_text(row.call, self.texts[k], axis, old_type, new_type)
         self.costs.append(cost(row, axis))
         return True
 

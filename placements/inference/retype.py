@@ -37,7 +37,7 @@ def retyped(
 
     `new_dim`: where a stack puts its dim, or which dim an unbind takes away.
     """
-    mesh, rank = x.type.mesh, x.type.mesh.coordinate[axis]
+    mesh, rank = x.type.mesh, x.type.mesh.place[axis]
     shape = list(x.shape)
     pads = moved_pads(row, x, axis, new_dim)
     others: dict[str, AxisType] = {a: t for a, t in x.type.items() if a != axis}

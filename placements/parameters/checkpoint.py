@@ -99,12 +99,12 @@ def _piece(call: str, held: Held, value: Tensor) -> Tensor:
         )
     for axis in mesh.axes:
         if found[axis].letter == "V":
-            value = value[mesh.coordinate[axis]]
+            value = value[mesh.place[axis]]
     for axis, t in found.items():
         if isinstance(t, Shard):
             assert t.extent is not None
-            value = take_piece(value, t.dim, t.extent, mesh.coordinate[axis])
-        elif t.letter == "P" and mesh.coordinate[axis] != 0:
+            value = take_piece(value, t.dim, t.extent, mesh.place[axis])
+        elif t.letter == "P" and mesh.place[axis] != 0:
             value = torch.zeros_like(value)
     return value
 

@@ -67,7 +67,7 @@ def _each(call: str, meshes: "MeshLike | Sequence[MeshLike]") -> tuple[Mesh, ...
 
 def ranks_of(mesh: Mesh, axis: str) -> AxisRanks:
     """The ranks of one axis of `mesh`, seen from this rank."""
-    return AxisRanks(axis, mesh.sizes[axis], mesh.coordinate[axis], mesh.group(axis))
+    return AxisRanks(axis, mesh.sizes[axis], mesh.place[axis], mesh.group(axis))
 
 
 def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:

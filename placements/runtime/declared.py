@@ -68,17 +68,17 @@ def _bound_cuts(
     for axis, extent in extents.items():
         if extent is None and piece is not None:
             extents[axis] = extent = Padded(piece).over(mesh.sizes[axis])
-        piece = extent and extent.local_size(mesh.coordinate[axis])
+        piece = extent and extent.local_size(mesh.place[axis])
     inner = size
     for axis, extent in reversed(extents.items()):
         if extent is None:
             extent = Even(inner * mesh.sizes[axis], mesh.sizes[axis])
             extents[axis] = extent
-        held = extent.local_size(mesh.coordinate[axis])
+        held = extent.local_size(mesh.place[axis])
         if held != inner:
             raise ArgumentError(
                 f"dim {dim} has {inner} rows here, but {extent!r} over axis {axis!r} "
-                f"({mesh.sizes[axis]} ranks) gives rank {mesh.coordinate[axis]} "
+                f"({mesh.sizes[axis]} ranks) gives rank {mesh.place[axis]} "
                 f"{held} rows"
             )
         inner = extent.total

@@ -50,7 +50,7 @@ class Input:
         for axis, t in self.types:
             if isinstance(t, Shard):
                 extent = (t.extent or Padded(shape[t.dim])).over(mesh.sizes[axis])
-                shape[t.dim] = extent.local_size(mesh.coordinate[axis])
+                shape[t.dim] = extent.local_size(mesh.place[axis])
         return tuple(shape)
 
 

@@ -91,10 +91,10 @@ class Mesh:
             if size < 1:
                 raise ValueError(f"mesh axis {axis!r} has size {size}, must be >= 1")
         self.sizes: dict[str, int] = dict(sizes)
-        self.coordinate: dict[str, int] = {
+        self.place: dict[str, int] = {
             axis: (coordinate or {}).get(axis, 0) for axis in self.sizes
         }
-        for axis, place in self.coordinate.items():
+        for axis, place in self.place.items():
             if not 0 <= place < self.sizes[axis]:
                 raise ValueError(
                     f"coordinate {place} on mesh axis {axis!r} must lie in "
@@ -106,7 +106,7 @@ class Mesh:
         self.position: dict[str, int] = {a: i for i, a in enumerate(self.axes)}
         self._key = (
             tuple(self.sizes.items()),
-            tuple(self.coordinate.values()),
+            tuple(self.place.values()),
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self._key)
@@ -121,13 +121,22 @@ class Mesh:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mesh, (self.sizes, self.coordinate, self.device_mesh)
+        return Mesh, (self.sizes, self.place, self.device_mesh)
 
     def __deepcopy__(self, memo: object) -> "Mesh":
         return self  # ranks and groups are not copied with a module that names them
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.sizes.items())})"
+
+    @property
+    def coordinate(self) -> dict[str, int]:
+        """This rank's place on every axis.
+
+        While checking is on these are numbers that belong to their axes: a program that asks
+        for its rank is watched. The package itself asks for `place`.
+        """
+        return dict(self.place)
 
     @property
     def num_ranks(self) -> int:

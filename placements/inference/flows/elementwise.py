@@ -110,16 +110,22 @@ def rounded(input: Operand, dtype: object) -> bool:
     return input.can_have_gradient and _is_whole(dtype)
 
 
+def _wraps(input: Operand, dtype: object) -> bool:
+    """Whether a dtype is so small that a sum of casts is not the cast of the sum."""
+    text = str(dtype).rpartition(".")[2].strip("'>").lower()
+    small = text.startswith(("bool", "uint8", "byte"))
+    return small and text.removesuffix("tensor") != input.dtype
+
+
 def linearity_to(op: Op, input: Operand, dtype: object) -> Linearity:
-    return NONLINEAR if rounded(input, dtype) else op.linearity
+    changes = rounded(input, dtype) or _wraps(input, dtype)
+    return NONLINEAR if changes else op.linearity
 
 
 def to_dtype(op: Op, input: Operand, dtype: Any = None, other: Any = None) -> TensorType:
     """The same values in another dtype, device or layout."""
     target = other.dtype if isinstance(other, Operand) else dtype
-    rounds = rounded(input, target)
-    wraps = _is_whole(target) and str(target).endswith(("bool", "uint8", "Bool", "Byte"))
-    return _cast(NONLINEAR if rounds or wraps else op.linearity, input, rounds)
+    return _cast(linearity_to(op, input, target), input, rounded(input, target))
 
 
 def to_whole(op: Op, input: Operand) -> TensorType:

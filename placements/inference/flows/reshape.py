@@ -69,6 +69,7 @@ def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorT
         ((dim,), tuple(range(dim, dim + count))),
         *(((d,), (d + count - 1,)) for d in range(dim + 1, input.ndim)),
     ]
+    _check_sizes(input, parts)
     return _viewed(op, input, shape, groups)
 
 
@@ -79,7 +80,21 @@ def _shape(input: Operand, sizes: Sequence[Size]) -> tuple[int, ...]:
     return tuple(rest if size.rows == -1 else size.rows for size in sizes)
 
 
+def _check_sizes(input: Operand, sizes: Sequence[Size]) -> None:
+    """Sizes that differ by rank fit a tensor that is cut so, or that differs by rank."""
+    for size in sizes:
+        for axis in (*size.varying, *dict(size.cuts)):
+            letter = input.type[axis].letter if axis in input.type else "V"
+            if letter == "V" or (letter == "S" and axis not in size.varying):
+                continue
+            raise Refusal(
+                "a size that differs by rank would give every rank another shape",
+                axis, input, "plain sizes, -1, or sizes of dims that are cut so",
+            )  # fmt: skip
+
+
 def _reshaped(op: Op, input: Operand, sizes: list[Size]) -> TensorType:
+    _check_sizes(input, sizes)
     whole = tuple(range(input.ndim)), tuple(range(len(sizes)))
     return _viewed(op, input, sizes, [whole])
 
@@ -113,8 +128,10 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
             part = _of_rows(runs, behind, after)
             if (blocks % before if before else blocks) or part is None:
                 continue
+            if _is_merged_unevenly(input, dim, sizes[:j]):
+                continue
             whole = fold(blocks // before if before else 1, part)
-            rank = input.type.mesh.coordinate[axis]
+            rank = input.type.mesh.place[axis]
             if whole.local_size(rank) != new[j]:
                 continue
             if sizes[j].is_plain and sizes[j].rows != -1 and len(set(whole.sizes)) > 1:
@@ -126,6 +143,16 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
 
     pads = _view_of_pads(input, shape, sizes, groups)
     return recut(op, input, place, pads)
+
+
+def _is_merged_unevenly(input: Operand, dim: int, before: Sequence[Size]) -> bool:
+    """Whether ranks would fold different numbers of blocks, so that types would differ."""
+    for d in range(dim):
+        for axis, extent in input.type.cuts(d):
+            kept = any(size.rows == -1 or axis in dict(size.cuts) for size in before)
+            if len(set(extent.sizes)) > 1 and not kept:
+                return True
+    return False
 
 
 def _of_rows(runs: Extent, behind: int, after: int) -> Extent | None:
@@ -148,16 +175,12 @@ def _chosen(
     """The one dim that the cut goes with."""
     said = [j for j, size in enumerate(sizes) if axis in dict(size.cuts)]
     rest = [j for j, size in enumerate(sizes) if size.rows == -1]
-    for named in (said, rest):
-        chosen = [found for found in fitting if found[0] in named]
+    # Beside a -1, plain sizes mean on one device what they say, so none is that of a piece.
+    named = said or rest
+    for found in (fitting, unfolded):
+        chosen = [one for one in found if not named or one[0] in named]
         if len(chosen) == 1:
             return chosen[0]
-        if named is said and said:
-            break  # the program says where the cut goes, and there it cannot go
-    else:
-        for found in (fitting, unfolded):
-            if len(found) == 1:
-                return found[0]
     shape = tuple(size.rows for size in sizes)
     if fitting and not said:
         reason = (

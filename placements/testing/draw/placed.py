@@ -76,7 +76,7 @@ class UnsizedType:
         for axis, t in self.axes.items():
             if isinstance(t, UnsizedShard):
                 extent = t.pattern.extent(rows[t.dim], mesh.sizes[axis])
-                rows[t.dim] = extent.local_size(mesh.coordinate[axis])
+                rows[t.dim] = extent.local_size(mesh.place[axis])
                 types[axis] = Shard(t.dim, extent)
             else:
                 types[axis] = t
@@ -183,9 +183,9 @@ def part_of(value: Tensor, t: TensorType, generator: torch.Generator) -> Tensor:
     """
     mesh = t.mesh
     partial = [axis for axis, one in t.items() if one.letter == "P"]
-    place = tuple(mesh.coordinate.values())
+    place = tuple(mesh.place.values())
     local = _summands(value, mesh, partial, generator)[on_axes(mesh, place, partial)]
     for axis, shard in t.items():
         if isinstance(shard, Shard) and shard.extent is not None:
-            local = take_piece(local, shard.dim, shard.extent, mesh.coordinate[axis])
+            local = take_piece(local, shard.dim, shard.extent, mesh.place[axis])
     return local.clone()

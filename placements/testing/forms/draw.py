@@ -137,7 +137,9 @@ class Form:
     @property
     def refused_on_purpose(self) -> bool:
         """Whether `ON_PURPOSE` lists a trait of the form; sizes matter where one is cut."""
-        cut = any(t.letter in "SV" for x in self.operands.values() for t in x.types.values())
+        cut = any(
+            t.letter in "SV" for x in self.operands.values() for t in x.types.values()
+        )
         return any(cut or "size" not in trait for trait in self.traits & ON_PURPOSE.keys())
 
     @property

@@ -156,7 +156,7 @@ class Comparison:
         for r, local in enumerate(self.held[k]):
             domain = self.placed.types[k][r].index
             assert isinstance(domain, Index)
-            coordinate = self.placed.types[k][r].mesh.coordinate
+            coordinate = self.placed.types[k][r].mesh.place
             for axis, extent in reversed(domain.cuts):
                 if axis not in self.apart:
                     local = extent.to_global(local, coordinate[axis])

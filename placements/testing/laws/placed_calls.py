@@ -81,7 +81,7 @@ class PlacedCall:
         for r, place in enumerate(places(self.mesh)):
             cuts = self.types[target][r].cuts(dim)
             axis, extent = cuts[-1]
-            rows = extent.local_size(self.types[target][r].mesh.coordinate[axis])
+            rows = extent.local_size(self.types[target][r].mesh.place[axis])
             generator = seeded(self.seed, "rows", on_axes(self.mesh, place, apart))
             shape = tuple(shapes[r].shape)
             held.append(_rows(shape, rows, given, generator))

@@ -133,7 +133,7 @@ def _check_same_types(placed: PlacedCall, ranks: Sequence[RankResult]) -> None:
             own |= set(common.order(t.dim)[: common.order(t.dim).index(axis)])
             found: dict[tuple[int, ...], set[AxisType]] = {}
             for rank in ranks:
-                place = rank.types[k].mesh.coordinate
+                place = rank.types[k].mesh.place
                 group = tuple(place[a] for a in common if a in own)
                 found.setdefault(group, set()).add(rank.types[k][axis])
             different = [types for types in found.values() if len(types) > 1]
