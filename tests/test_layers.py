@@ -21,7 +21,7 @@ Tree = dict[str, str]
 Rule = Callable[[Tree], list[str]]
 
 # Layer -> the layers that it may import. The files of a layer may import each other. A layer
-# is a folder, or a file at the top of the package; "" is the package's `__init__`.
+# is a folder, or a file at the top of the package.
 BELOW_RUNTIME = "_torch types inference"
 BELOW_TESTING = (
     f"{BELOW_RUNTIME} runtime collectives checker annotations parameters verification"
@@ -37,9 +37,9 @@ PLACEMENTS = {
     "annotations": f"{BELOW_RUNTIME} runtime checker",
     "parameters": f"{BELOW_RUNTIME} runtime collectives annotations",
     "verification": f"{BELOW_RUNTIME} runtime collectives checker",
-    "": f"version {BELOW_TESTING}",
-    "testing": f" {BELOW_TESTING}",
-    "interop": f" {BELOW_TESTING} testing",
+    "__init__": f"version {BELOW_TESTING}",
+    "testing": f"__init__ {BELOW_TESTING}",
+    "interop": f"__init__ {BELOW_TESTING} testing",
     "rulebook": BELOW_TESTING,
     "demo": BELOW_TESTING,
     "__main__": "demo rulebook",
@@ -152,10 +152,9 @@ def imports(tree: Tree) -> list[Import]:
 def layer_of(file: str) -> str:
     """The folder right below the package, or the file at its top."""
     parts = Path(file).with_suffix("").parts
-    layer = "" if parts[1] == "__init__" else parts[1]
-    if parts[0] == "spmd_moe" and len(parts) == 2 and layer != "__main__":
+    if parts[0] == "spmd_moe" and len(parts) == 2 and parts[1] != "__main__":
         return "layer"
-    return layer
+    return parts[1]
 
 
 # The rules.
@@ -175,7 +174,7 @@ def imports_go_down(tree: Tree, name: str, layers: dict[str, str]) -> list[str]:
             is_public = one.target == "placements/__init__.py"
             if allowed is None or not (allowed == "*" or is_public):
                 found.append(str(one))
-        elif here != there and there not in layers[here].split(" "):
+        elif here != there and there not in layers[here].split():
             found.append(str(one))
     return found
 
@@ -369,6 +368,7 @@ PLANTS: list[tuple[Rule, str, str]] = [
      "def f() -> None:\n    from placements.checker import mode"),
     (imports_go_down_in_placements, "placements/checker/mode.py", "from placements import convert"),
     (imports_go_down_in_placements, "placements/checker/mode.py", "from ..collectives import moves"),
+    (imports_go_down_in_placements, "placements/_torch.py", "import placements"),
     (imports_go_down_in_placements, "placements/testing/plugin.py", "import spmd_moe"),
     (imports_go_down_in_placements, "placements/loose.py", "from placements.types import axis"),
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "from placements.types.axis import R"),
