@@ -335,7 +335,9 @@ def same(
         return False
     if not value.is_floating_point():
         return torch.equal(value, expected)
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(computed_in or value.dtype, 5e-2)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(
+        computed_in or value.dtype, 5e-2
+    )
     if summed is not None:
         off = (value - expected).abs() > tolerance * (1 + summed)
         return not bool((off & summed.isfinite()).any())
@@ -352,7 +354,7 @@ def _magnitudes(
 
 
 def _show(x: Tensor) -> str:
-    text = str(x.detach().flatten().tolist()[:6])
+    text = str([number.item() for number in x.detach().flatten()[:6]])
     kind = str(x.dtype).removeprefix("torch.")
     return f"{kind}{list(x.shape)} {text}"
 
