@@ -78,7 +78,11 @@ def test_a_seed_draws_the_same_forms_each_time() -> None:
 
 def test_forms_vary_as_the_design_asks() -> None:
     rng = random.Random(0)
-    drawn = [draw_form(rng, op) for op in ("sum", "narrow", "add", "new_zeros", "__getitem__") for _ in range(400)]
+    drawn = [
+        draw_form(rng, op)
+        for op in ("sum", "narrow", "add", "new_zeros", "__getitem__")
+        for _ in range(400)
+    ]
     lines = [form.line for form in drawn]
     for wanted in ("axis=", "dim=", "keepdims=", "x2=", "input=", "np.int64(", "np.float32(", ".shape[",
                    ".size(", ".numel()", "len(", "axis_rank(", "coordinate[", "torch.ops.aten", "...", "None",
@@ -86,8 +90,15 @@ def test_forms_vary_as_the_design_asks() -> None:
         assert any(wanted in line for line in lines), wanted
     types = [list(x.types.items()) for form in drawn for x in form.operands.values()]
     assert any(t == P for each in types for _, t in each)
-    assert any(isinstance(getattr(t, "extent", None), Padded) for each in types for _, t in each)
-    both = [each for each in types if len(each) == 2 and all(t.letter == "S" and t.dim == each[0][1].dim for _, t in each)]
+    assert any(
+        isinstance(getattr(t, "extent", None), Padded) for each in types for _, t in each
+    )
+    both = [
+        each
+        for each in types
+        if len(each) == 2
+        and all(t.letter == "S" and t.dim == each[0][1].dim for _, t in each)
+    ]
     assert {each[0][0] for each in both} == {"a", "b"}, "both orders of two cuts of one dim"
     assert any(form.sizes["a"] in next(iter(x.values.values())).shape and any(
         t == S(d) for d, n in enumerate(next(iter(x.values.values())).shape) if n == form.sizes["a"] for t in x.types.values()
@@ -99,12 +110,17 @@ def test_forms_vary_as_the_design_asks() -> None:
     {"a": R, "b": S(0)}, {"b": S(0, Even(6)), "a": S(0, Padded(3))}, {"a": P, "b": V}, {"a": V, "b": P},
     {"a": S(1), "b": S(0)}, {"a": I, "b": R}, {"a": P, "b": P},
 ])  # fmt: skip
-def test_values_are_placed_and_joined(sizes: dict[str, int], types: dict[str, AxisType]) -> None:
+def test_values_are_placed_and_joined(
+    sizes: dict[str, int], types: dict[str, AxisType]
+) -> None:
     rng = random.Random(1)
     types = {axis: t for axis, t in types.items() if axis in sizes}
     if "b" not in sizes and isinstance(types["a"], S):
         types["a"] = S(types["a"].dim)
-    values = {where: draw_value(rng, [6, 2], torch.float64) for where in places(sizes, varying(types))}
+    values = {
+        where: draw_value(rng, [6, 2], torch.float64)
+        for where in places(sizes, varying(types))
+    }
     held = place_value(values, types, sizes, rng)
     joined = join_value(held, types, sizes)
     assert joined.keys() == values.keys()
@@ -115,12 +131,22 @@ def test_values_are_placed_and_joined(sizes: dict[str, int], types: dict[str, Ax
 # The judge itself, with planted lies.
 
 
-def form_of(line: str, sizes: dict[str, int], target: str = "", **operands: tuple[list[int], dict[str, AxisType]]) -> Form:
+def form_of(
+    line: str,
+    sizes: dict[str, int],
+    target: str = "",
+    **operands: tuple[list[int], dict[str, AxisType]],
+) -> Form:
     rng = random.Random(0)
     form = Form("planted", "planted", sizes, line, target=target)
     for name, (shape, types) in operands.items():
-        values = {where: draw_value(rng, shape, torch.float64, "distinct") for where in places(sizes, varying(types))}
-        form.operands[name] = Operand(name, types, values, place_value(values, types, sizes, rng))
+        values = {
+            where: draw_value(rng, shape, torch.float64, "distinct")
+            for where in places(sizes, varying(types))
+        }
+        form.operands[name] = Operand(
+            name, types, values, place_value(values, types, sizes, rng)
+        )
     for axis in sizes:
         if f"'{axis}'" in line:
             form.rank_axes.add(axis)
@@ -235,7 +261,13 @@ def write_floor() -> None:
     }
     lines = [f'    "{op}": {json.dumps(counts)}' for op, counts in ops.items()]
     purpose = json.dumps(ON_PURPOSE, indent=2).replace("\n", "\n  ")
-    FLOOR.write_text('{\n  "on purpose": ' + purpose + ',\n  "ops": {\n' + ",\n".join(lines) + "\n  }\n}\n")
+    FLOOR.write_text(
+        '{\n  "on purpose": '
+        + purpose
+        + ',\n  "ops": {\n'
+        + ",\n".join(lines)
+        + "\n  }\n}\n"
+    )
     print(report)
 
 

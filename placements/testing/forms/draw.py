@@ -360,7 +360,8 @@ class _Drawing:
         x = self.sized()
         return self.rng.choice(
             (self.read_size(), f"{x.name}.numel()", f"len({x.name})",
-             f"{self.read_size()} * 2", f"{x.name}.shape.numel()", f"math.prod({x.name}.shape)",
+             f"{self.read_size()} * 2", f"{x.name}.shape.numel()",
+             f"math.prod({x.name}.shape)",
              f"{self.read_size()} + 1", f"{self.read_size()} // 2")
         )  # fmt: skip
 
