@@ -134,8 +134,9 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
             rank = input.type.mesh.place[axis]
             if whole.local_size(rank) != new[j]:
                 continue
-            if sizes[j].is_plain and sizes[j].rows != -1 and len(set(whole.sizes)) > 1:
-                continue  # a plain number is the same on all ranks
+            follows = sizes[j].rows == -1 or axis in dict(sizes[j].cuts)
+            if not follows and len(set(whole.sizes)) > 1:
+                continue  # the number is the same on all ranks of the axis
             fitting.append((j, whole))
         # A dim that was folded is split again where it was folded, if it can be.
         plain = [found for found in fitting if not isinstance(found[1], Folded)]

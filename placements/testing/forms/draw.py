@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from placements.testing.forms.operands import (
@@ -30,7 +29,9 @@ from placements.types.axis import AxisType, R
 from placements.types.index import Index
 
 # What a line may name besides its operands.
-WORDS: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "np": np, "math": math}
+WORDS: dict[str, Any] = {
+    "torch": torch, "F": nn.functional, "nn": nn, "np": np, "math": math,
+}  # fmt: skip
 
 MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
 
@@ -46,7 +47,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "matmul": ("self=AB other=BC", "self=B other=BC", "self=ABC other=CD",
                "self=ABC other=ACD", "self=AB other=B"),
     "__rmatmul__": ("other=AB self=BC", "other=B self=BC", "other=ABC self=CD"),
-    "linear": ("input=AB weight=CB bias=C", "input=ABC weight=DC bias=D", "input=B weight=CB"),
+    "linear": ("input=AB weight=CB bias=C", "input=ABC weight=DC bias=D",
+    "input=B weight=CB"),
     "addmm": ("self=AC mat1=AB mat2=BC", "self=C mat1=AB mat2=BC"),
     "baddbmm": ("self=ABD batch1=ABC batch2=ACD", "self=D batch1=ABC batch2=ACD"),
     "addmv": ("self=A mat=AB vec=B",),
@@ -61,14 +63,16 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("input=AB target=A weight=B", "input=ABC target=AC weight=B"),
     "nll_loss": ("input=AB self=AB target=A weight=B",),
     "embedding": ("weight=AB input=C indices=C", "weight=AB input=CD indices=CD"),
-    "gather": ("self=AB index=AB", "self=AB index=CB", "self=AB index=AC", "self=A index=C"),
+    "gather": ("self=AB index=AB", "self=AB index=CB", "self=AB index=AC",
+    "self=A index=C"),
     "take_along_dim": ("self=AB indices=AB", "self=AB indices=CB", "self=AB indices=AC"),
     "index_select": ("self=AB index=C", "self=ABD index=C"),
     "index_add": ("self=AB index=C source=CB", "self=AB index=C source=AC"),
     "index_copy": ("self=AB index=C source=CB", "self=AB index=C source=AC"),
     "index_fill": ("self=AB index=C",),
     "index_put": ("self=AB indices=C values=CB", "self=A indices=C values=C"),
-    "scatter": ("self=AB index=AB src=AB", "self=AB index=CB src=CB", "self=AB index=AC src=AC"),
+    "scatter": ("self=AB index=AB src=AB", "self=AB index=CB src=CB",
+    "self=AB index=AC src=AC"),
     "scatter_add": ("self=AB index=AB src=AB", "self=AB index=CB src=CB"),
     "scatter_reduce": ("self=AB index=AB src=AB", "self=AB index=CB src=CB"),
     "bincount": ("self=A weights=A",),
@@ -80,17 +84,21 @@ SHAPES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 EQUATIONS = (
-    "ab,bc->ac", "ab,ab->a", "ab->ba", "ab->", "ab,b", "abc,acd->abd", "ab,cd->abcd", "ab,ab",
+    "ab,bc->ac", "ab,ab->a", "ab->ba", "ab->", "ab,b", "abc,acd->abd", "ab,cd->abcd",
+    "ab,ab",
     "a,b->ab", "...a,ab->...b", "aab->b", "abc,c->ab", "ab,bc,cd->ad",
 )  # fmt: skip
 
 _INTEGER = {
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "one_hot",
-    "bitwise_right_shift", "__and__", "__or__", "__xor__", "__invert__", "__lshift__", "__rshift__",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift",
+    "one_hot",
+    "bitwise_right_shift", "__and__", "__or__", "__xor__", "__invert__", "__lshift__",
+    "__rshift__",
     "__rand__", "__ror__", "__rxor__", "bincount",
 }  # fmt: skip
 _UNIT = {
-    "bernoulli", "multinomial", "binary_cross_entropy", "logit", "erfinv", "acos", "asin", "atanh",
+    "bernoulli", "multinomial", "binary_cross_entropy", "logit", "erfinv", "acos", "asin",
+    "atanh",
 }  # fmt: skip
 _TEXTS: dict[str, tuple[str, ...]] = {
     "reduction": ("sum", "mean", "none"), "reduce": ("sum", "prod", "mean", "amax", "amin"),
@@ -137,10 +145,10 @@ class Form:
     @property
     def refused_on_purpose(self) -> bool:
         """Whether `ON_PURPOSE` lists a trait of the form; sizes matter where one is cut."""
-        cut = any(
-            t.letter in "SV" for x in self.operands.values() for t in x.types.values()
-        )
-        return any(cut or "size" not in trait for trait in self.traits & ON_PURPOSE.keys())
+        every = [t for x in self.operands.values() for t in x.types.values()]
+        cut = any(t.letter in "SV" for t in every)
+        listed = self.traits & ON_PURPOSE.keys()
+        return any(cut or "size" not in trait for trait in listed)
 
     @property
     def apart(self) -> list[str]:
@@ -154,10 +162,9 @@ def run_line(form: Form) -> object:
     held = {
         name: next(iter(x.values.values())).clone() for name, x in form.operands.items()
     }
-    names = {
-        **WORDS, **held, "axis_rank": lambda axis: 0,  # pyright: ignore[reportUnknownLambdaType]
-        "current_mesh": lambda: SimpleNamespace(coordinate=dict.fromkeys(form.sizes, 0)),
-    }  # fmt: skip
+    first = dict.fromkeys(form.sizes, 0)
+    mesh = SimpleNamespace(coordinate=first)
+    names = {**WORDS, **held, "axis_rank": first.get, "current_mesh": lambda: mesh}
     return eval(form.line, names)
 
 
@@ -352,9 +359,10 @@ class _Drawing:
     def count_of(self) -> str:
         x = self.sized()
         return self.rng.choice(
-            (self.read_size(), f"{x.name}.numel()", f"len({x.name})", f"{self.read_size()} * 2",
-             f"{x.name}.shape.numel()", f"math.prod({x.name}.shape)", f"{self.read_size()} + 1",
-             f"{self.read_size()} // 2")
+            (self.read_size(), f"{x.name}.numel()", f"len({x.name})",
+             f"{self.read_size()} * 2", f"{x.name}.shape.numel()",
+             f"math.prod({x.name}.shape)",
+             f"{self.read_size()} + 1", f"{self.read_size()} // 2")
         )  # fmt: skip
 
     def rank(self) -> str:
@@ -418,7 +426,7 @@ class _Drawing:
             return self.rank()
         return str(literal)
 
-    def int(self, slot: Slot) -> str:
+    def int_(self, slot: Slot) -> str:
         rng = self.rng
         if slot.name == "split_size_or_sections" and rng.random() < 0.5:
             return self.split_sizes()
@@ -513,7 +521,7 @@ class _Drawing:
         self.form.traits.add("plain size")
         return f"np.int64({size})" if self.rng.random() < 0.05 else str(size)
 
-    def size(self, slot: Slot) -> str:
+    def size_(self, slot: Slot) -> str:
         rng = self.rng
         letters = list(self.letters)
         if slot.name == "normalized_shape":
@@ -696,7 +704,7 @@ class _Drawing:
     # The line
 
     def given(self, slot: Slot) -> str:
-        named = "dtype_" if slot.kind == "dtype" else slot.kind
+        named = f"{slot.kind}_" if slot.kind in ("dtype", "int", "size") else slot.kind
         draw: Callable[[Slot], str] = getattr(self, named)
         # Where a tensor may broadcast, a number may stand, and a tensor for a number.
         if slot.kind in ("tensor", "number", "int", "flag") and not slot.required:

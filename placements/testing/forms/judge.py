@@ -354,7 +354,7 @@ def _magnitudes(
 
 
 def _show(x: Tensor) -> str:
-    text = str(x.detach().flatten().tolist()[:6])
+    text = str([number.item() for number in x.detach().flatten()[:6]])
     kind = str(x.dtype).removeprefix("torch.")
     return f"{kind}{list(x.shape)} {text}"
 

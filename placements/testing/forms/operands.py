@@ -115,8 +115,8 @@ THEMES = {"S": 44, "P": 14, "V": 12, "I": 6, "R": 6, "any": 18}
 class Types:
     """Draws the types of the operands of one form, so that many forms are consistent.
 
-    Each axis has a theme. "S": one letter of the shapes is cut wherever it occurs. "P", "V":
-    some operands are, the others are R. "any": each operand has a type of its own.
+    Each axis has a theme. "S": one letter of the shapes is cut wherever it occurs. "P",
+    "V": some operands are, the others are R. "any": each has a type of its own.
     """
 
     def __init__(self, rng: random.Random, sizes: Mapping[str, int], letters: str) -> None:

@@ -4,8 +4,10 @@ import random
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from placements._torch import require
 from placements.testing.forms.draw import Form, draw_form
@@ -106,9 +108,9 @@ def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) ->
     if not signatures(op):
         return
     for number in range(forms) if only is None else [only]:
-        # Each form has its own numbers, so that what becomes of one leaves the others alone.
+        # What becomes of one form leaves the numbers of the others alone.
         rng = random.Random(f"{seed}:{op}:{number}")
-        torch.manual_seed(number)
+        torch.default_generator.manual_seed(number)
         for _ in range(ATTEMPTS):
             form = draw_form(rng, op)
             verdict = judge(form, random.Random(number))
@@ -157,14 +159,17 @@ def snippet(form: Form, verdict: Verdict) -> str:
         for where, value in x.values.items():
             at = f"  # at {dict(where)}" if where else ""
             dtype = value.dtype
-            lines.append(f"# global {x.name} = tensor({value.tolist()}, dtype={dtype}){at}")
+            lines.append(
+                f"# global {x.name} = tensor({_numbers(value)}, dtype={dtype}){at}"
+            )
     for rank in next(iter(form.operands.values())).locals if form.operands else [()]:
         lines.append(
             f"with typecheck(), set_current_mesh(Mesh({form.sizes}, {dict(rank)})):"
         )
         for x in form.operands.values():
             piece = x.locals[rank]
-            made = f"tensor({piece.tolist()}, dtype={piece.dtype}).reshape({list(piece.shape)})"
+            made = f"tensor({_numbers(piece)}, dtype={piece.dtype})"
+            made += f".reshape({list(piece.shape)})"
             types = (
                 "{" + ", ".join(f"{a!r}: {_spelled(t)}" for a, t in x.types.items()) + "}"
             )
@@ -172,6 +177,10 @@ def snippet(form: Form, verdict: Verdict) -> str:
             lines.append(f"    {x.name} = assert_type({made}, {types}{index})")
         lines += ["    " + line for line in _statements(form)]
     return "\n".join(lines)
+
+
+def _numbers(x: Tensor) -> Any:
+    return cast(Any, x).tolist()
 
 
 def _spelled(t: object) -> str:

@@ -9,10 +9,9 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placements._torch import schemas_of
@@ -62,8 +61,10 @@ _OF_OTHERS = (
     "List[bool]",
 )
 _NEVER_GIVEN = {
-    "layout", "memory_format", "pin_memory", "generator", "non_blocking", "copy", "size_average",
-    "reduce", "_stacklevel", "sparse", "scale_grad_by_freq", "max_norm", "names", "requires_grad",
+    "layout", "memory_format", "pin_memory", "generator", "non_blocking", "copy",
+    "size_average",
+    "reduce", "_stacklevel", "sparse", "scale_grad_by_freq", "max_norm", "names",
+    "requires_grad",
     "path", "cudnn_enable", "implicit", "process_group", "async", "input_scale",
 }  # fmt: skip
 _DIMS = {
@@ -140,7 +141,7 @@ def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
     ):
         if not inspect.isfunction(getattr(Tensor, name)):
             heads.append(f".{name}")
-    homes: list[tuple[str, Any]] = [("torch", torch), ("F", F)]
+    homes: list[tuple[str, Any]] = [("torch", torch), ("F", nn.functional)]
     for home, module in homes:
         found = getattr(module, name, None)
         if (
@@ -188,15 +189,21 @@ _ANNOTATED = {
     "bool": "bool", "str": "str", "List[int]": "List[int]",
 }  # fmt: skip
 _BY_NAME = {
-    "tensor": "Tensor", "input": "Tensor", "self": "Tensor", "other": "Tensor", "weight": "Tensor",
-    "target": "Tensor", "bias": "Tensor", "mat_a": "Tensor", "mat_b": "Tensor", "offs": "Tensor",
-    "pos_weight": "Tensor", "split_size": "int", "sizes": "List[int]", "dim": "int", "p": "number",
-    "dims": "List[int]", "keepdim": "bool", "pad": "List[int]", "split_size_or_sections": "int",
-    "eps": "float", "value": "float", "mode": "str", "reduction": "str", "descending": "bool",
+    "tensor": "Tensor", "input": "Tensor", "self": "Tensor", "other": "Tensor",
+    "weight": "Tensor",
+    "target": "Tensor", "bias": "Tensor", "mat_a": "Tensor", "mat_b": "Tensor",
+    "offs": "Tensor",
+    "pos_weight": "Tensor", "split_size": "int", "sizes": "List[int]", "dim": "int",
+    "p": "number",
+    "dims": "List[int]", "keepdim": "bool", "pad": "List[int]",
+    "split_size_or_sections": "int",
+    "eps": "float", "value": "float", "mode": "str", "reduction": "str",
+    "descending": "bool",
     "k": "int", "shape": "List[int]", "ord": "number", "alpha": "float", "beta": "float",
     "inplace": "bool", "training": "bool", "a": "float", "b": "float", "mean": "float",
     "std": "float", "gain": "float", "nonlinearity": "str", "normalized_shape": "List[int]",
-    "threshold": "float", "label_smoothing": "float", "ignore_index": "int", "delta": "float",
+    "threshold": "float", "label_smoothing": "float", "ignore_index": "int",
+    "delta": "float",
     "stable": "bool", "negative_slope": "float", "min_val": "float", "max_val": "float",
     "padding_idx": "int",
 }  # fmt: skip
@@ -219,18 +226,18 @@ def _python_slots(signature: inspect.Signature, op: str) -> tuple[Slot, ...]:
 
 
 def _from_python(op: str) -> list[Signature]:
-    """Functions that torch wrote in Python, and methods that only `torch.overrides` knows."""
+    """Functions written in Python, and methods that only `torch.overrides` knows."""
     found: list[Signature] = []
     stand_ins = _stand_ins()
     homes: list[tuple[str, Any]] = [
         ("torch", torch),
-        ("F", F),
+        ("F", nn.functional),
         ("nn.init", nn.init),
         ("", Tensor),
     ]
     for home, module in homes:
         for name in (op, f"{op}_"):
-            function = getattr(module, name, None)
+            function: Any = getattr(module, name, None)
             if home == "nn.init" and not name.endswith("_"):
                 continue
             if inspect.isfunction(function):
@@ -253,24 +260,29 @@ def _from_python(op: str) -> list[Signature]:
 
 @cache
 def _stand_ins() -> dict[Callable[..., Any], Callable[..., Any]]:
-    return dict(torch.overrides.get_testing_overrides())
+    return cast(Any, torch.overrides).get_testing_overrides()
 
 
 _OPERATORS: dict[str, tuple[str, ...]] = {
     "add": ("{0} + {1}", "{0} += {1}"), "__radd__": ("{1} + {0}",),
     "sub": ("{0} - {1}", "{0} -= {1}"), "__rsub__": ("{1} - {0}",), "rsub": ("{1} - {0}",),
     "mul": ("{0} * {1}", "{0} *= {1}"), "__rmul__": ("{1} * {0}",),
-    "div": ("{0} / {1}", "{0} /= {1}"), "__rtruediv__": ("{1} / {0}",), "__rdiv__": ("{1} / {0}",),
+    "div": ("{0} / {1}", "{0} /= {1}"), "__rtruediv__": ("{1} / {0}",),
+    "__rdiv__": ("{1} / {0}",),
     "floor_divide": ("{0} // {1}", "{0} //= {1}"), "__floordiv__": ("{0} // {1}",),
     "__rfloordiv__": ("{1} // {0}",), "pow": ("{0} ** {1}", "{0} **= {1}"),
     "__rpow__": ("{1} ** {0}",), "remainder": ("{0} % {1}", "{0} %= {1}"),
     "__mod__": ("{0} % {1}",), "__rmod__": ("{1} % {0}",), "matmul": ("{0} @ {1}",),
     "__rmatmul__": ("{1} @ {0}",), "eq": ("{0} == {1}",), "__eq__": ("{0} == {1}",),
-    "ne": ("{0} != {1}",), "lt": ("{0} < {1}",), "le": ("{0} <= {1}",), "gt": ("{0} > {1}",),
+    "ne": ("{0} != {1}",), "lt": ("{0} < {1}",), "le": ("{0} <= {1}",),
+    "gt": ("{0} > {1}",),
     "ge": ("{0} >= {1}",), "neg": ("-{0}",), "positive": ("+{0}",), "abs": ("abs({0})",),
-    "bitwise_not": ("~{0}",), "__invert__": ("~{0}",), "bitwise_and": ("{0} & {1}", "{0} &= {1}"),
-    "__and__": ("{0} & {1}",), "__rand__": ("{1} & {0}",), "bitwise_or": ("{0} | {1}", "{0} |= {1}"),
-    "__or__": ("{0} | {1}",), "__ror__": ("{1} | {0}",), "bitwise_xor": ("{0} ^ {1}", "{0} ^= {1}"),
+    "bitwise_not": ("~{0}",), "__invert__": ("~{0}",), "bitwise_and": ("{0} & {1}",
+    "{0} &= {1}"),
+    "__and__": ("{0} & {1}",), "__rand__": ("{1} & {0}",), "bitwise_or": ("{0} | {1}",
+    "{0} |= {1}"),
+    "__or__": ("{0} | {1}",), "__ror__": ("{1} | {0}",), "bitwise_xor": ("{0} ^ {1}",
+    "{0} ^= {1}"),
     "__xor__": ("{0} ^ {1}",), "__rxor__": ("{1} ^ {0}",), "__lshift__": ("{0} << {1}",),
     "__rshift__": ("{0} >> {1}",), "bitwise_left_shift": ("{0} << {1}",),
     "bitwise_right_shift": ("{0} >> {1}",), "T": ("{0}.T",), "mT": ("{0}.mT",),
