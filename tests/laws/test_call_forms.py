@@ -19,7 +19,7 @@ from placements import Even, Padded, PlacementError, R, S, V
 from placements.inference.ops import OPS
 from placements.testing.forms import run
 from placements.testing.forms.draw import MESHES, ON_PURPOSE, Form, draw_form
-from placements.testing.forms.judge import Run, judge, run_on_ranks
+from placements.testing.forms.judge import Run, Verdict, judge, run_on_ranks
 from placements.testing.forms.operands import (
     Operand,
     Place,
@@ -29,6 +29,7 @@ from placements.testing.forms.operands import (
     places,
     varying,
 )
+from placements.testing.forms.report import snippet
 from placements.testing.forms.signatures import signatures
 from placements.types.axis import AxisType, I, P
 
@@ -251,6 +252,12 @@ def test_torch_errors_on_a_rank_are_told_from_refusals() -> None:
             each.error = error
 
     assert verdict(form_of("x.sum(1)", A2, x=([4, 3], CUT)), raises) == "torch"
+
+
+def test_a_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    form = form_of("x.sum(1) * y", A2, x=([4, 3], CUT), y=([], {"a": R}))
+    exec(snippet(form, Verdict("false", "planted")), {})
+    assert capsys.readouterr().out.count("{a:S(0)}") == 2
 
 
 def write_floor() -> None:

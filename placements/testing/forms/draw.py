@@ -584,6 +584,8 @@ class _Drawing:
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
     def text(self, slot: Slot) -> str:
+        if self.op == "scatter":
+            return self.rng.choice(("'add'", "'multiply'"))
         return repr(self.rng.choice(_TEXTS.get(slot.name, ("sum",))))
 
     def dtype_(self, slot: Slot) -> str:

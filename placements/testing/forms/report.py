@@ -11,7 +11,8 @@ from torch import Tensor
 
 from placements._torch import require
 from placements.testing.forms.draw import Form, draw_form
-from placements.testing.forms.judge import Verdict, judge
+from placements.testing.forms.judge import Verdict, judge, source_of
+from placements.testing.forms.operands import places
 from placements.testing.forms.signatures import signatures
 
 ATTEMPTS = 40  # lines drawn for one that runs on one device
@@ -162,19 +163,18 @@ def snippet(form: Form, verdict: Verdict) -> str:
             lines.append(
                 f"# global {x.name} = tensor({_numbers(value)}, dtype={dtype}){at}"
             )
-    for rank in next(iter(form.operands.values())).locals if form.operands else [()]:
+    for rank in places(form.sizes, list(form.sizes)):
+        for x in form.operands.values():
+            piece = x.locals[rank]
+            made = f"tensor({_numbers(piece)}, dtype={piece.dtype})"
+            lines.append(f"{x.name} = {made}.reshape({list(piece.shape)})")
         lines.append(
             f"with typecheck(), set_current_mesh(Mesh({form.sizes}, {dict(rank)})):"
         )
         for x in form.operands.values():
-            piece = x.locals[rank]
-            made = f"tensor({_numbers(piece)}, dtype={piece.dtype})"
-            made += f".reshape({list(piece.shape)})"
-            types = (
-                "{" + ", ".join(f"{a!r}: {_spelled(t)}" for a, t in x.types.items()) + "}"
-            )
+            types = ", ".join(f"{axis!r}: {_spelled(t)}" for axis, t in x.types.items())
             index = f", index={x.index!r}" if x.index else ""
-            lines.append(f"    {x.name} = assert_type({made}, {types}{index})")
+            lines.append(f"    assert_type({x.name}, {{{types}}}{index})")
         lines += ["    " + line for line in _statements(form)]
     return "\n".join(lines)
 
@@ -189,7 +189,5 @@ def _spelled(t: object) -> str:
 
 
 def _statements(form: Form) -> list[str]:
-    from placements.testing.forms.judge import source_of
-
     shown = "print(result, type_of(result) if isinstance(result, torch.Tensor) else '')"
     return [*source_of(form).split("\n"), shown]
