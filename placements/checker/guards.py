@@ -202,3 +202,20 @@ def _axis_of(group: Any) -> str | None:
     names = {axis: cast(Any, mesh.group(axis)).group_name for axis in mesh.axes}
     found = getattr(group, "group_name", None)
     return next((axis for axis, name in names.items() if name == found), None)
+
+
+def refusing_weight(l1_loss: Any) -> Any:
+    """`F.l1_loss` that refuses its weight, which torch drops under such a mode."""
+
+    def refusing_weight(*args: Any, **kwargs: Any) -> Any:
+        if current.mode is not None and kwargs.get("weight") is not None:
+            raise refused_call(
+                "l1_loss",
+                "torch does not hand the argument 'weight' on while a mode is active",
+                name="weight",
+                rule="the loss would be computed without its weight",
+                advice="(weight * (input - target).abs()).sum()",
+            )
+        return l1_loss(*args, **kwargs)
+
+    return refusing_weight

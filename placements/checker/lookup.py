@@ -227,7 +227,7 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _advice(name: str) -> str:
-    """What to do about an op that the table lacks; `like=` only if the name is a relative."""
+    """What to do about an op that the table lacks; `like=` only for a known relative."""
     base = name.rpartition("::")[2].strip("_").removesuffix("_")
     relatives = [known for known in OPS if known.strip("_") == base]
     if relatives:

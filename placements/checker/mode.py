@@ -147,7 +147,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             raise  # of a tensor without a type
         except Refusal as refusal:
             if refusal.kind == SHAPES:
-                func(*args, **kwargs)  # torch says better what is wrong
+                try:
+                    func(*args, **kwargs)  # torch says better what is wrong
+                except (RuntimeError, IndexError) as torchs:
+                    _refuse_pieces(torchs, where, (args, kwargs))
+                    raise
             raise inference.error(refusal) from None
         except (
             UnknownForm,
@@ -157,7 +161,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             AttributeError,
             ValueError,
         ) as error:
-            func(*args, **kwargs)  # torch says better what is wrong with its arguments
+            try:
+                func(*args, **kwargs)  # torch says better what is wrong with its arguments
+            except (RuntimeError, IndexError) as torchs:
+                _refuse_pieces(torchs, where, (args, kwargs))
+                raise
             raise refused_call(
                 where,
                 f"called in a form that the table does not know: {error}",

@@ -190,8 +190,8 @@ class Sizes(tuple[int, ...]):
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found: Any = super().__getitem__(key)
-        return Sizes(cast(Any, found)) if isinstance(key, slice) else found
+        found = cast(Any, tuple.__getitem__(self, key))
+        return Sizes(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:
         return Sizes((*self, *other))

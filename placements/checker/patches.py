@@ -39,6 +39,8 @@ def _patches() -> Iterator[_Patch]:
         yield _Patch(nn.Module, name, buffers.watched)
     # The type of a tensor says what its old memory holds.
     yield _Patch(Tensor, "set_", writes.watched_set)
+    # torch does not hand the weight of l1_loss on to a mode, which would compute without.
+    yield _Patch(nn.functional, "l1_loss", guards.refusing_weight)
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
     yield _Patch(Tensor, "__reduce_ex__", numbers.with_plain_sizes)
     if not dist.is_available():

@@ -6,7 +6,6 @@ label that says where the dim goes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from placements.inference.padding import AtPads, result_pads
 from placements.inference.rules import (
@@ -32,7 +31,7 @@ from placements.types.axis import BY_LETTER, AxisType, R, Shard, V
 from placements.types.extents import Extent
 from placements.types.index import Computed, Index
 from placements.types.mesh import Mesh
-from placements.types.tensor import EMPTY, FILLED, LEAF, MADE, TensorType, make
+from placements.types.tensor import FILLED, LEAF, MADE, TensorType, make
 
 
 def combine(
@@ -48,7 +47,6 @@ def combine(
     `adds_number`: a non-zero Python number is one of the op's values. `at_pads`: what the
     op makes of rows of padding, where its linearity alone does not say.
     """
-    terms = [_as_read(term) for term in terms]
     mesh = _common_mesh(terms)
     sources = [term.operand.type.fresh for term in terms]
     fresh = MADE if all(sources) and LEAF not in sources else None
@@ -60,15 +58,6 @@ def combine(
     if not any(term.operand.type.pads for term in terms):
         return result
     return result.with_pads(result_pads(linearity, terms, result, adds_number, at_pads))
-
-
-def _as_read(term: Term) -> Term:
-    """What was never written is each rank's own, whatever the sizes say."""
-    found = term.operand.type
-    if found.fresh != EMPTY:
-        return term
-    own = make(found.mesh, {axis: V for axis in found.mesh.axes}, fresh=MADE)
-    return replace(term, operand=replace(term.operand, type=own))
 
 
 def _common_mesh(terms: Sequence[Term]) -> Mesh:

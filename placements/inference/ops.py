@@ -378,9 +378,7 @@ ROWS: tuple[Row, ...] = (
         "value input; choice num_samples; flag replacement",
         "drawn numbers, which ranks share only if the caller says so", takes="shared"),
     Row("random",
-        "rand_like randn_like randint_like uniform exponential random "
-        "kaiming_uniform kaiming_normal xavier_uniform xavier_normal trunc_normal "
-        "orthogonal",
+        "rand_like randn_like randint_like uniform exponential random kaiming_uniform",
         NO_VALUES, random.like,
         "value input; flag from to low high lambd mean std a b mode nonlinearity gain; "
         "dtype dtype",

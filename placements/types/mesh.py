@@ -133,8 +133,8 @@ class Mesh:
     def coordinate(self) -> dict[str, int]:
         """This rank's place on every axis.
 
-        While checking is on these are numbers that belong to their axes: a program that asks
-        for its rank is watched. The package itself asks for `place`.
+        While checking is on these are numbers that belong to their axes, because a program
+        that asks for its rank is watched. The package itself asks for `place`.
         """
         return dict(self.place)
 

@@ -18,7 +18,7 @@ from placements.types.text import as_axis_type, print_types
 # What a tensor holds that comes from factories alone (`TensorType.fresh`). ZERO and FILLED
 # are one number in every element: a constant, which is equal on all ranks and has no
 # gradient, so it fits any type on the axes that do not cut it (but only zero may be added
-# to a Partial). EMPTY memory has the type of its sizes and is read as Varying. What was
+# to a Partial). EMPTY memory is Varying where its sizes do not cut it. What was
 # MADE from fresh tensors has the type inferred. A LEAF needs a gradient, so it is no
 # constant. All of them may still be declared, and take the type of what is first written
 # to them.

@@ -7,10 +7,10 @@ from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, arithmetic_index, is_number, terms_of
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, NONLINEAR, Linearity
-from placements.inference.sizes import sizes_of, type_of_sizes
+from placements.inference.sizes import Size, sizes_of, type_of_sizes
 from placements.inference.terms import Operand, Refusal, Term
 from placements.types.index import COMPUTED
-from placements.types.tensor import FILLED, ZERO, TensorType
+from placements.types.tensor import EMPTY, FILLED, ZERO, TensorType
 
 
 def pointwise(op: Op, **slots: Any) -> TensorType:
@@ -171,12 +171,20 @@ def copy(op: Op, input: Operand, src: Operand) -> TensorType:
 def fill(op: Op, input: Operand, value: Any = 0) -> TensorType:
     """Every element becomes one number."""
     if input.type.fresh is not None and not isinstance(value, Operand):
-        return type_of_sizes(input.type.mesh, sizes_of(input), FILLED if value else ZERO)
+        return _filled_anew(input, FILLED if value else ZERO)
     values = [input, value] if isinstance(value, Operand) else [input]
     filled = values[-1]
     return combine(
         linearity_to(op, filled, input.dtype), terms_of(values), adds_number=adds(value)
     )
+
+
+def _filled_anew(input: Operand, fill: str) -> TensorType:
+    """The type of a factory's tensor that one number fills: that of its sizes."""
+    sizes = sizes_of(input)
+    if input.type.fresh == EMPTY:  # it differed by rank in what it held, not in its sizes
+        sizes = [Size(size.rows, size.cuts) for size in sizes]
+    return type_of_sizes(input.type.mesh, sizes, fill)
 
 
 def one_hot(op: Op, input: Operand, num_classes: int = -1) -> TensorType:

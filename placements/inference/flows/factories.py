@@ -10,7 +10,7 @@ from placements.inference.op import Op
 from placements.inference.rules import MULTILINEAR
 from placements.inference.sizes import sizes_of, type_of_sizes
 from placements.inference.terms import NO_ARGUMENT, Operand, Refusal, Term
-from placements.types.axis import R
+from placements.types.axis import R, V
 from placements.types.mesh import Mesh
 from placements.types.tensor import EMPTY, FILLED, MADE, ZERO, TensorType, make
 
@@ -63,9 +63,12 @@ def uninitialised(
 ) -> TensorType:
     """empty: what the memory held, unrelated on every rank until it is overwritten.
 
-    The type is that of the sizes, for whoever fills it; `combine` reads it as Varying.
+    In the sizes of a piece it is a piece, whatever it holds.
     """
-    return type_of_sizes(mesh, sizes_of(size), EMPTY)
+    sized = type_of_sizes(mesh, sizes_of(size), EMPTY)
+    fresh = MADE if V in sized.types else EMPTY  # plain sizes can be filled alike
+    types = {axis: V if t == R else t for axis, t in sized.items()}
+    return make(mesh, types, fresh=fresh)
 
 
 def counted(op: Op, mesh: Mesh, dtype: Any = None, **numbers: Any) -> TensorType:

@@ -272,6 +272,7 @@ def written(
 
 def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:
     every = terms_of([input], [mask])
+    combine(op.linearity, every)  # both are cut alike, or it is refused
     terms = [
         Term(t.operand, tuple(Scattered() for _ in t.labels), t.is_control) for t in every
     ]

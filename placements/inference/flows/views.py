@@ -6,9 +6,10 @@ from typing import Any
 from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import dims_of
+from placements.inference.numbers import RankInt
 from placements.inference.op import Op
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
-from placements.inference.terms import NO_ARGUMENT, Label, Mixed, Operand, Term
+from placements.inference.terms import NO_ARGUMENT, Label, Mixed, Operand, Refusal, Term
 from placements.types.axis import AxisType, Shard
 from placements.types.extents import Extent
 from placements.types.padding import Pads
@@ -83,7 +84,7 @@ def movedim(op: Op, input: Operand, source: Any, destination: Any) -> TensorType
 def squeeze(op: Op, input: Operand, dim: Any = None) -> TensorType:
     """Dims of one row go; an empty list of dims names none."""
     named = dims_of(dim, input.ndim)
-    gone = [d for d in named if input.shape[d] == 1]
+    gone = [d for d in named if _may_be_one_row(input, d)]
     reason = "this dim has one row here, but it is cut: other ranks hold its other rows"
     labels: list[Label] = []
     place = 0
@@ -91,6 +92,15 @@ def squeeze(op: Op, input: Operand, dim: Any = None) -> TensorType:
         labels.append(Mixed(reason) if d in gone else place)
         place += d not in gone
     return moved(op, input, labels)
+
+
+def _may_be_one_row(input: Operand, dim: int) -> bool:
+    """Whether the dim has one row on some rank: all ranks must say the same of it."""
+    cuts = input.type.cuts(dim)
+    if not cuts:
+        return input.shape[dim] == 1
+    uneven_outside = any(len(set(extent.sizes)) > 1 for _, extent in cuts[:-1])
+    return uneven_outside or 1 in cuts[-1][1].sizes
 
 
 def unsqueeze(op: Op, input: Operand, dim: int) -> TensorType:
@@ -131,14 +141,18 @@ def expand_as(op: Op, input: Operand, other: Operand) -> TensorType:
 
 
 def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> TensorType:
-    named = [n.rows for n in sizes_of(dims if repeats is None else repeats)]
-    times = (*(1,) * (input.ndim - len(named)), *named)  # tile may name the last dims only
+    named = sizes_of(dims if repeats is None else repeats)
+    once = Size(1)  # tile may name the last dims only
+    times = (*(once,) * (input.ndim - len(named)), *named)
     shift = len(times) - input.ndim
     reason = "repeating a piece interleaves it with the other ranks' pieces"
     return moved(
         op,
         input,
-        [d + shift if times[d + shift] == 1 else Mixed(reason) for d in range(input.ndim)],
+        [
+            d + shift if times[d + shift] == once else Mixed(reason)
+            for d in range(input.ndim)
+        ],
     )
 
 
@@ -179,6 +193,14 @@ def unbind(op: Op, input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
 
 def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorType]:
     """split, chunk: as many results as there are, all of one type."""
+    for name, given in parts.items():
+        if isinstance(given, RankInt):
+            raise Refusal(
+                f"the argument {name!r} says how many parts there are, and this number "
+                "belongs to an axis: ranks would have other numbers of parts",
+                operand=input,
+                expected="a plain number",
+            )
     return [within_dim(op, input, dim)]
 
 

@@ -208,6 +208,8 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict
     if len(refused) == len(ranks):
         nameless = re.search(r"\bargument \d", str(refused[0].error))
         return Verdict("nameless" if nameless else "refused", _first_line(refused[0].error))
+    if refused and all(_by_sizes(r.error) for r in refused):
+        return Verdict("refused", _first_line(refused[0].error))
     if refused:
         return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
     try:
@@ -220,6 +222,15 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict
     except False_ as error:
         return Verdict("false", str(error))
     return Verdict("accepted", " ".join(map(str, next(iter(ranks.values())).types)))
+
+
+def _by_sizes(error: Exception | None) -> bool:
+    """Whether torch found on the rank that sizes do not fit.
+
+    The sizes of a Varying operand are known to its rank alone, and so are those of a piece
+    without rows to torch: such a line fails with a clear error where it does not fit.
+    """
+    return "torch does not take these pieces" in str(error)
 
 
 def _first_line(error: Exception | None) -> str:
@@ -243,8 +254,7 @@ class _Disagree(Exception):  # noqa: N818
 
 
 def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None:
-    first, *others = ranks.values()
-    for k, said in enumerate(first.types):
+    for k, said in enumerate(next(iter(ranks.values())).types):
         if said is None:
             raise False_(f"output {k} has no type")
     for rank, run in ranks.items():
@@ -253,10 +263,16 @@ def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None
                 raise _Disagree(
                     f"{len(run.outputs)} outputs, {len(alone.outputs)} on one device"
                 )
-    for other in others:
-        for mine, theirs in zip(first.types, other.types, strict=False):
-            if mine is None or theirs is None or list(mine.items()) != list(theirs.items()):
-                raise _Disagree(f"ranks infer {mine} and {theirs}")
+    # Along an axis where an operand is Varying each rank has a tensor of its own, with sizes
+    # of its own; the ranks that share one must say the same of it.
+    for there in meant:
+        first, *others = (run for rank, run in ranks.items() if _agree(rank, there))
+        for other in others:
+            for mine, theirs in zip(first.types, other.types, strict=False):
+                if mine is None or theirs is None:
+                    raise _Disagree("a rank infers no type")
+                if list(mine.items()) != list(theirs.items()):
+                    raise _Disagree(f"ranks infer {mine} and {theirs}")
 
 
 def _judge_values(
