@@ -79,11 +79,14 @@ class CallInference:
         bound = bind(self.call.signatures, args, kwargs)
         if bound is None:
             raise UnknownForm(f"{op.name} has no overload for these arguments")
+        self.bound = dict(bound)
         for slot, value in bound.items():
             role = op.role(slot)
             if role is None:
                 self._refuse_unless_default(slot, value)
-            elif role != "unread":
+            if role is None or role == "unread":
+                del self.bound[slot]
+            else:
                 self.bound[slot] = self._by_role(slot, role, value)
         self._is_bound = True
 

@@ -57,10 +57,15 @@ def _call(func: Any, name: str, op: Op, in_place: bool) -> Call:
         ]
     if not overloads:
         overloads = [[(slot, ANY, None, False) for slot in names]]
-    return Call(op, in_place, [_signature(op, is_method, slots) for slots in overloads])
+    converts = op_name(func) is not None
+    return Call(
+        op, in_place, [_signature(op, is_method, slots, converts) for slots in overloads]
+    )
 
 
-def _signature(op: Op, is_method: bool, slots: Sequence[SlotData]) -> Signature:
+def _signature(
+    op: Op, is_method: bool, slots: Sequence[SlotData], converts: bool
+) -> Signature:
     names = names_of([slot[0] for slot in slots], op.other_names)
     return Signature(
         tuple(
@@ -68,6 +73,7 @@ def _signature(op: Op, is_method: bool, slots: Sequence[SlotData]) -> Signature:
             for name, (own_name, kind, default, by_name) in zip(names, slots, strict=True)
         ),
         is_method,
+        converts,
     )
 
 

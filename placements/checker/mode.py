@@ -14,7 +14,7 @@ from placements.checker.call import CallInference, UnknownForm, tensors_in
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
-from placements.inference.numbers import RANK_NUMBERS
+from placements.inference.numbers import RANK_NUMBERS, numbers_in
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
@@ -104,7 +104,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             check_write(known.op.name, args[0])
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             _refuse_pieces(error, known.op.name, (args, kwargs))
             raise
         if found.__class__ is TensorType and isinstance(result, Tensor):
@@ -149,7 +149,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             if refusal.kind == SHAPES:
                 try:
                     func(*args, **kwargs)  # torch says better what is wrong
-                except (RuntimeError, IndexError) as torchs:
+                except (RuntimeError, IndexError, ValueError) as torchs:
                     _refuse_pieces(torchs, where, (args, kwargs))
                     raise
             raise inference.error(refusal) from None
@@ -163,7 +163,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         ) as error:
             try:
                 func(*args, **kwargs)  # torch says better what is wrong with its arguments
-            except (RuntimeError, IndexError) as torchs:
+            except (RuntimeError, IndexError, ValueError) as torchs:
                 _refuse_pieces(torchs, where, (args, kwargs))
                 raise
             raise refused_call(
@@ -182,7 +182,9 @@ def _refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
     tensors = list(tensors_in(arguments))
     known = [tags.get(t) for t in tensors]
     cut = [k for k in known if k is not None and any(t.letter in "SV" for t in k.types)]
-    if error.__class__ in (RuntimeError, IndexError) and cut:
+    own_numbers = any(numbers_in(arguments))
+    of_torch = error.__class__ in (RuntimeError, IndexError, ValueError)
+    if of_torch and (cut or own_numbers):
         raise refused_call(
             where,
             f"torch does not take these pieces: {error}",

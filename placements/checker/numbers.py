@@ -190,7 +190,7 @@ class Sizes(tuple[int, ...]):
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found = cast(Any, tuple.__getitem__(self, key))
+        found: Any = cast(Any, super()).__getitem__(key)
         return Sizes(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:

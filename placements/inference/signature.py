@@ -33,6 +33,7 @@ class Signature:
 
     slots: tuple[Slot, ...]
     is_method: bool = False
+    converts: bool = False  # whole numbers and bools stand for each other: torch.ops
 
 
 # Other names that torch takes for a slot, where the signature has no slot of that name.
@@ -114,10 +115,20 @@ def _fit(
     if left:
         return None
     for slot in signature.slots:
-        if slot.name in given and not _fits(slot.kind, given[slot.name], number_as_tensor):
+        if slot.name not in given:
+            continue
+        value = given[slot.name]
+        converted = signature.converts and _converts(slot.kind, value)
+        if not converted and not _fits(slot.kind, value, number_as_tensor):
             return None
     bound = {slot.name: given[slot.name] for slot in signature.slots if slot.name in given}
     return bound | extra
+
+
+def _converts(kind: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind.removesuffix("?") in ("int", "int[]")
+    return isinstance(value, int) and kind.removesuffix("?") == "bool"
 
 
 def _are_ints(args: Sequence[Any]) -> bool:

@@ -249,7 +249,8 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
 
     Dims up to `last` of the index are those of the source from `shift` on.
     """
-    if not source.type.is_number:
+    rows = source.shape[shift : shift + last + 1]
+    if not source.type.is_number or rows != index.shape[: last + 1]:
         return source
     types: dict[str, AxisType] = {}
     for axis, t in index.type.items():

@@ -187,14 +187,19 @@ def kthvalue(op: Op, input: Operand, k: int, dim: int = -1, keepdim: bool = Fals
 
 
 _BINS = (
-    "the bins depend on the data of each piece; give minlength= (bincount) or min= and "
-    "max= (histc)"
+    "the bins depend on the data of each piece; say what the ids count (index=Index(E)) "
+    "and give minlength=E (bincount), or give min= and max= (histc)"
 )
 
 
 def bincount(op: Op, input: Operand, weights: Any = None, minlength: int = 0) -> TensorType:
-    """How often each id occurs; the counts of pieces add up."""
-    terms = _counted(op, input, minlength == 0)
+    """How often each id occurs; the counts of pieces add up.
+
+    A larger id makes more bins, on its rank alone, unless the ids are known to be smaller.
+    """
+    domain = input.type.index
+    is_below = isinstance(domain, Index) and (domain.size or minlength + 1) <= minlength
+    terms = _counted(op, input, not is_below)
     if isinstance(weights, Operand):
         terms.append(Term(weights, terms[0].labels[:1] * weights.ndim))
     return combine(op.linearity, terms, index=COMPUTED)

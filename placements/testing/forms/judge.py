@@ -213,10 +213,10 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict
     if refused:
         return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
     try:
-        _judge_types(meant, ranks)
-        for k in range(min(len(each.outputs) for each in ranks.values())):
-            _judge_values(form, meant, ranks, k)
-        _judge_gradients(form, meant, ranks, rng)
+        if _judge_types(meant, ranks):
+            for k in range(min(len(each.outputs) for each in ranks.values())):
+                _judge_values(form, meant, ranks, k)
+            _judge_gradients(form, meant, ranks, rng)
     except _Disagree as error:
         return Verdict("disagree", str(error))
     except False_ as error:
@@ -253,9 +253,14 @@ class _Disagree(Exception):  # noqa: N818
     pass
 
 
-def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None:
-    for k, said in enumerate(next(iter(ranks.values())).types):
-        if said is None:
+def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> bool:
+    """Raise if ranks that share a tensor disagree; return whether all ranks agree.
+
+    Along an axis where an operand is Varying each rank has a tensor of its own, with sizes
+    of its own, so extents may differ there; then there is no one type to join by.
+    """
+    for k, found in enumerate(next(iter(ranks.values())).types):
+        if found is None:
             raise False_(f"output {k} has no type")
     for rank, run in ranks.items():
         for there, alone in meant.items():
@@ -263,8 +268,7 @@ def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None
                 raise _Disagree(
                     f"{len(run.outputs)} outputs, {len(alone.outputs)} on one device"
                 )
-    # Along an axis where an operand is Varying each rank has a tensor of its own, with sizes
-    # of its own; the ranks that share one must say the same of it.
+    said: list[Any] = []
     for there in meant:
         first, *others = (run for rank, run in ranks.items() if _agree(rank, there))
         for other in others:
@@ -273,6 +277,8 @@ def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> None
                     raise _Disagree("a rank infers no type")
                 if list(mine.items()) != list(theirs.items()):
                     raise _Disagree(f"ranks infer {mine} and {theirs}")
+        said.append([list(mine.items()) for mine in first.types if mine is not None])
+    return all(types == said[0] for types in said)
 
 
 def _judge_values(

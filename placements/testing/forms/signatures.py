@@ -130,7 +130,8 @@ def _slots_of(schema: Any, op: str) -> tuple[Slot, ...]:
 
 def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
     """Where torch has a function or method of that name that takes a schema's arguments."""
-    heads = [f"torch.ops.aten.{name}"]
+    # torch.ops.aten.to(x, y) takes a y of one element for the number of a dtype.
+    heads = [f"torch.ops.aten.{name}"] if name != "to" else []
     if name == "_grouped_mm":
         return heads
     takes_tensor = bool(slots) and slots[0].kind in ("tensor", "mask")
