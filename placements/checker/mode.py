@@ -92,6 +92,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 key += (name, _key(arg))
         if known.takes_shared:
             key.append(current.shared_axes)
+        if known.op.reads_floats:
+            key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
         found = self._memo.get(hashed)
         if found is None or stale:
@@ -208,9 +210,9 @@ def _key(arg: Any) -> Any:
     if arg.__hash__ is None:
         return arg.__class__, id(arg)
     if arg.__class__ in RANK_NUMBERS:
-        return arg.facts, not arg, arg
+        return arg.facts, arg.__class__, float(arg)
     if isinstance(arg, float):
-        return float, not arg  # of a number only this matters to types
+        return float, not arg  # of a number only this matters to types, as a rule
     return arg.__class__, arg
 
 

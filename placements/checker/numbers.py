@@ -18,6 +18,7 @@ from placements.inference.numbers import (
     RankNumber,
     belonging,
     chosen_by,
+    numbers_in,
 )
 from placements.inference.terms import Refusal
 from placements.runtime import tags
@@ -248,9 +249,12 @@ class Pieces(tuple[Any, ...]):
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
         part: Any = super().__getitem__(key)
-        if key.__class__ in RANK_NUMBERS and current.mode is not None:
-            return _chosen(part, cast(RankNumber, key))
-        return part
+        numbers = list(numbers_in(key)) if current.mode is not None else []
+        if not isinstance(key, slice):
+            return _chosen(part, numbers[0]) if numbers else part
+        for number in numbers:
+            part = [_chosen(one, number) for one in part]
+        return Pieces(part)
 
 
 def _chosen(part: Tensor, number: RankNumber) -> Tensor:

@@ -9,7 +9,7 @@ by it, is then checked like one that takes a tensor.
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from placements.inference.combine import combine
@@ -71,8 +71,12 @@ def _plain(value: Any) -> Any:
 _OPERATORS: dict[str, tuple[str, Linearity | None]] = {
     "add": ("+", LINEAR), "sub": ("-", LINEAR), "mul": ("*", MULTILINEAR),
     "truediv": ("/", None), "floordiv": ("//", NONLINEAR), "mod": ("%", NONLINEAR),
-    "pow": ("**", NONLINEAR),
+    "pow": ("**", NONLINEAR), "lshift": ("<<", NONLINEAR), "rshift": (">>", NONLINEAR),
+    "and_": ("&", NONLINEAR), "or_": ("|", NONLINEAR), "xor": ("^", NONLINEAR),
 }  # fmt: skip
+
+# Comparisons give 0 or 1, which belongs to the same axes; a bool could not say so.
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def _letter(name: str, left: str, right: str) -> str:
@@ -102,6 +106,16 @@ def _combined(name: str, left: Any, right: Any) -> Any:
     return belonging(value, Facts(letters, origin, padding, cuts))
 
 
+def _compared(name: str, left: Any, right: Any) -> Any:
+    if not isinstance(right, int | float):
+        return NotImplemented
+    value = getattr(operator, name)(_plain(left), _plain(right))
+    one, two = facts_of(left), facts_of(right)
+    axes = dict.fromkeys(axis for axis, _ in (*one.letters, *two.letters))
+    origin = f"{one.origin or left} {_COMPARISONS[name]} {two.origin or right}"
+    return belonging(int(value), Facts(tuple((axis, "V") for axis in axes), origin))
+
+
 def _multiplied(size: Facts, times: Any) -> Cuts:
     if times.__class__ is not int or times < 1:
         return ()
@@ -120,13 +134,42 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return lambda self, other: _combined(name, other, self)
 
 
+def _comparing(name: str) -> Callable[[Any, Any], Any]:
+    return lambda self, other: _compared(name, self, other)
+
+
 class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
 
     def __neg__(self) -> Any:
-        return belonging(-_plain(self), self.facts)
+        return belonging(-_plain(self), replace(self.facts, cuts=()))
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self._changed(abs(_plain(self)))
+
+    def __invert__(self) -> Any:
+        return self._changed(~_plain(self))
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._changed(round(_plain(self), digits))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __hash__(self) -> int:
+        return hash(_plain(self))
+
+    def _changed(self, value: Any) -> Any:
+        """Another number that each rank makes of its own."""
+        return belonging(value, Facts(_all_varying(self.facts), self.facts.origin))
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind: type[int] | type[float] = int if isinstance(self, RankInt) else float
@@ -137,8 +180,11 @@ class _Belongs:
 
 
 for _name in _OPERATORS:
-    setattr(_Belongs, f"__{_name}__", _forward(_name))
-    setattr(_Belongs, f"__r{_name}__", _reflected(_name))
+    _bare = _name.removesuffix("_")
+    setattr(_Belongs, f"__{_bare}__", _forward(_name))
+    setattr(_Belongs, f"__r{_bare}__", _reflected(_name))
+for _name in _COMPARISONS:
+    setattr(_Belongs, f"__{_name}__", _comparing(_name))
 
 
 class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverride]

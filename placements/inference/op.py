@@ -52,6 +52,7 @@ class Op:
     zeros: str = ""  # what it makes of zeros, where its linearity does not say
     overwrites: bool = False  # its in-place form replaces every element
     copies: bool = False  # the result has the elements of its input
+    reads_floats: bool = False  # its type depends on more of a float than that it is zero
 
     def along_label(self, key: str) -> Label:
         return Contract(key) if self.along == SUM else Mixed(self.along)

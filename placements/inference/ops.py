@@ -42,6 +42,7 @@ class Row:
     zeros: str = ""
     overwrites: bool = False
     copies: bool = False
+    reads_floats: bool = False
 
 
 NEEDS_WHOLE = "it needs the whole dim, and this rank holds a piece of it"
@@ -202,7 +203,7 @@ ROWS: tuple[Row, ...] = (
         "control input; value weights; flag minlength",
         "counts of the pieces add up to the counts; linear in the weights", along=SUM),
     Row("counting", "histc", LINEAR, reductions.histc, "control input; flag bins min max",
-        "counts of the pieces add up to the counts", along=SUM),
+        "counts of the pieces add up to the counts", along=SUM, reads_floats=True),
     Row("counting", "one_hot", NONLINEAR, elementwise.one_hot,
         "value input; flag num_classes",
         "each id by itself"),
@@ -400,7 +401,7 @@ def _op(name: str, row: Row) -> Op:
     slots, others = parsed_slots(row.slots)
     return Op(
         name, row.group, row.linearity, row.flow, slots, others, row.along, row.takes,
-        row.forgets, row.zeros, row.overwrites, row.copies,
+        row.forgets, row.zeros, row.overwrites, row.copies, row.reads_floats,
     )  # fmt: skip
 
 

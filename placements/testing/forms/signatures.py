@@ -130,8 +130,8 @@ def _slots_of(schema: Any, op: str) -> tuple[Slot, ...]:
 
 def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
     """Where torch has a function or method of that name that takes a schema's arguments."""
-    # torch.ops.aten.to(x, y) takes a y of one element for the number of a dtype.
-    heads = [f"torch.ops.aten.{name}"] if name != "to" else []
+    # torch.ops takes a tensor of one element for the number of a dtype, and reads past memory.
+    heads = [f"torch.ops.aten.{name}"] if name not in ("to", "view") else []
     if name == "_grouped_mm":
         return heads
     takes_tensor = bool(slots) and slots[0].kind in ("tensor", "mask")
