@@ -130,7 +130,7 @@ def _slots_of(schema: Any, op: str) -> tuple[Slot, ...]:
 
 def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
     """Where torch has a function or method of that name that takes a schema's arguments."""
-    # torch.ops takes a tensor of one element for the number of a dtype, and reads past memory.
+    # torch.ops takes a tensor of one element for the number of a dtype.
     heads = [f"torch.ops.aten.{name}"] if name not in ("to", "view") else []
     if name == "_grouped_mm":
         return heads
