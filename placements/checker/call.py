@@ -24,8 +24,9 @@ from placements.inference.numbers import (
 from placements.inference.op import SETTINGS
 from placements.inference.signature import bind, defaults
 from placements.inference.terms import Operand, Refusal
+from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
-from placements.runtime.describe import described, dtype_name
+from placements.runtime.describe import described
 from placements.runtime.errors import PlacementError, mismatch, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current
@@ -64,8 +65,11 @@ class CallInference:
 
     def infer(self) -> Any:
         """The type of the result, or of each of several; Refusal if there is none."""
+        tensors = self.tensors
+        types = [tags.get(tensor) for tensor in tensors]
         self.operands = [
-            _operand(thing, self.where, k) for k, thing in enumerate(self.tensors)
+            _operand(tensor, known, self.where, k)
+            for k, (tensor, known) in enumerate(zip(tensors, types, strict=True))
         ]
         self._bind()
         return self._inferred(self.operands)
@@ -81,7 +85,7 @@ class CallInference:
             raise UnknownForm(f"{op.name} has no overload for these arguments")
         self.bound = dict(bound)
         for slot, value in bound.items():
-            role = op.role(slot)
+            role = self.call.roles[slot]
             if role is None:
                 self._refuse_unless_default(slot, value)
             if role is None or role == "unread":
@@ -243,10 +247,9 @@ class CallInference:
 
     def _by_choices(self, found: Any) -> Any:
         """What numbers that belong to axes make of the result, where they choose."""
-        for slot, value in self.bound.items():
-            if self.call.op.role(slot) in ("choice", "subscript"):
-                for number in numbers_in(value):
-                    found = _each(found, number)
+        for slot in self.call.choices:
+            for number in numbers_in(self.bound.get(slot)):
+                found = _each(found, number)
         return found
 
 
@@ -304,9 +307,13 @@ def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
     return value
 
 
-def _operand(thing: Tensor, where: str, position: int) -> Operand:
-    found = type_or_error(thing, where)
-    return Operand(found, tuple(thing.shape), dtype_name(thing), position)
+def _operand(
+    tensor: Tensor, known: TensorType | None, where: str, position: int
+) -> Operand:
+    if known is None or known.fresh is not None:
+        known = type_or_error(tensor, where)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Operand(known, tuple(tensor.shape), dtype, position)
 
 
 def _each(found: Any, number: RankNumber) -> Any:

@@ -4,7 +4,7 @@ An op of the table; a question that reveals no value; a value read as a number; 
 entrance to backward; or something that is not known, and refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,9 +18,9 @@ from placements.checker.numbers import count_read, length_of, shape_of
 from placements.checker.writes import check_data, reading_only
 from placements.inference.fixes import call_text
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
-from placements.inference.op import Op
+from placements.inference.op import SETTINGS, UNREAD, Op
 from placements.inference.ops import METADATA, OPS, READS, SOURCES
-from placements.inference.signature import ANY, Signature, Slot, names_of
+from placements.inference.signature import ANY, Signature, Slot
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
@@ -36,12 +36,18 @@ KNOWN: dict[Any, Any] = {}
 class Call:
     """A known op, its overloads, and whether this form of it writes its first argument."""
 
-    __slots__ = ("in_place", "op", "signatures", "takes_mesh", "takes_shared")
+    __slots__ = (
+        "choices", "in_place", "op", "roles", "signatures", "takes_mesh", "takes_shared",
+    )  # fmt: skip
 
     def __init__(self, op: Op, in_place: bool, signatures: Sequence[Signature]) -> None:
         self.op = op
         self.in_place = in_place
         self.signatures = signatures
+        names = {slot.name for signature in signatures for slot in signature.slots}
+        self.roles = {name: _role(op, name) for name in sorted(names | SETTINGS)}
+        chosen = ("choice", "subscript")
+        self.choices = [name for name, role in self.roles.items() if role in chosen]
         self.takes_mesh = "mesh" in op.takes
         self.takes_shared = "shared" in op.takes
 
@@ -63,10 +69,25 @@ def _call(func: Any, name: str, op: Op, in_place: bool) -> Call:
     )
 
 
+def _names(own_names: Sequence[str], other_names: Mapping[str, str]) -> list[str]:
+    """The table's names for the slots of a signature."""
+    names = ["input" if name == "self" else name for name in own_names]
+    if "input" not in names and "tensor" in names:
+        names[names.index("tensor")] = "input"
+    return [other_names.get(name, name) for name in names]
+
+
+def _role(op: Op, slot: str) -> str | None:
+    """What the slot is; None: the table does not say."""
+    if slot in SETTINGS:
+        return "flag"
+    return "unread" if slot in UNREAD else op.slots.get(slot, op.slots.get("*"))
+
+
 def _signature(
     op: Op, is_method: bool, slots: Sequence[SlotData], converts: bool
 ) -> Signature:
-    names = names_of([slot[0] for slot in slots], op.other_names)
+    names = _names([slot[0] for slot in slots], op.other_names)
     return Signature(
         tuple(
             Slot(name, own_name, kind, default, default is NO_DEFAULT, by_name)

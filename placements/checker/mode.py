@@ -20,7 +20,7 @@ from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
 from placements.runtime.describe import described
 from placements.runtime.errors import PlacementError, refused_call, type_or_error
-from placements.runtime.mesh import NO_MESH, current_mesh
+from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.state import Checker, Observer, block_here, current
 from placements.runtime.unchecked import warned_without_a_mesh
 from placements.types.mesh import Mesh
@@ -73,7 +73,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             known = resolve(func)
         if known.__class__ is not Call:
             return known(self, func, args, kwargs or {})
-        mesh = current_mesh()
+        scope = said_meshes.innermost.get()  # as current_mesh, in one step
+        mesh = scope.value if scope is not None and scope.is_open else current_mesh()
         if mesh is not self._mesh:
             self._mesh = mesh
             self._memo = (mesh or NO_MESH).inferred

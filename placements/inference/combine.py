@@ -18,6 +18,7 @@ from placements.inference.rules import (
     join,
 )
 from placements.inference.terms import (
+    FLOATING,
     Addressed,
     Contract,
     Label,
@@ -53,7 +54,8 @@ def combine(
     if fresh is not None and not adds_number and _only_moves_dims(linearity, terms):
         fresh = terms[0].operand.type.fresh
     types = {axis: _join_axis(axis, linearity, terms, adds_number) for axis in mesh.axes}
-    _forget_outer_cuts(types, terms)
+    if [axis for axis in types if types[axis] is V]:
+        _forget_outer_cuts(types, terms)
     result = make(mesh, _in_order(types, terms), index, fresh)
     if not any(term.operand.type.pads for term in terms):
         return result
@@ -66,7 +68,7 @@ def _common_mesh(terms: Sequence[Term]) -> Mesh:
     mesh = placed[0].operand.type.mesh
     for term in placed[1:]:
         other = term.operand.type.mesh
-        if other != mesh:
+        if other is not mesh and other != mesh:
             raise Refusal(
                 f"the operands live on different presentations of the ranks: {mesh!r} "
                 f"and {other!r}; reinterpret_mesh moves a tensor between them",
@@ -107,7 +109,7 @@ def _join_axis(
     kept: list[tuple[int, Extent, Term]] = []
     contracted: dict[str, list[tuple[Extent, Term]]] = {}
     for term in terms:
-        shard = term.operand.type.get(axis, R)
+        shard = term.operand.type.by_axis.get(axis, R)
         letter = shard.letter
         if letter == "R" and term.operand.type.is_number and len(terms) > 1:
             # A constant is the same on all ranks, and has no gradient: it goes with any
@@ -160,16 +162,19 @@ def _agree_on_dim(
             )  # fmt: skip
     cut = {id(term) for _, _, term in kept}
     for term in terms:
-        if id(term) in cut or term.operand.type.get(axis, R).letter == "V":
+        if id(term) in cut or term.operand.type.by_axis.get(axis, R).letter == "V":
             continue
-        if dim in [_label(term, d, axis) for d in range(term.operand.ndim)]:
-            letter = term.operand.type.get(axis, R).letter
+        if dim in [_label(term, d, axis) for d in range(len(term.labels))]:
+            letter = term.operand.type.by_axis.get(axis, R).letter
             if letter == "P" or (letter == "I" and term.operand.can_have_gradient):
                 continue  # the table refuses it for the better reason
             raise Refusal(
                 DIM_REASONS["whole operand"], axis, term.operand,
                 f"cut like the other operand, {first.operand.type[axis]!r}",
             )  # fmt: skip
+    held = first.operand.type.by_axis[axis]
+    if isinstance(held, Shard) and held.dim == dim:
+        return held
     return Shard(dim, extent)
 
 
@@ -189,10 +194,10 @@ def _contract(
             )  # fmt: skip
     cut = {id(term) for _, term in cuts}
     for term in terms:
-        labels = [_label(term, d, axis) for d in range(term.operand.ndim)]
+        labels = [_label(term, d, axis) for d in range(len(term.labels))]
         if id(term) in cut or Contract(key) not in labels:
             continue
-        if term.operand.type.get(axis, R).letter == "V":
+        if term.operand.type.by_axis.get(axis, R).letter == "V":
             return "V"
         raise Refusal(
             DIM_REASONS["half contraction"], axis, term.operand,
@@ -237,7 +242,7 @@ def _joined(
 
 
 def _takes_gradient(operand: Operand) -> bool:
-    return operand.can_have_gradient and operand.type.fresh != MADE
+    return operand.dtype.startswith(FLOATING) and operand.type.fresh != MADE
 
 
 def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
@@ -286,16 +291,15 @@ def _forget_outer_cuts(types: dict[str, AxisType], terms: Sequence[Term]) -> Non
     holds a piece of the outer cut any more.
     """
     for term in terms:
-        for dim in range(term.operand.ndim):
-            order = term.operand.type.order(dim)
+        for order in term.operand.type.cut_dims.values():
             lost = [k for k, axis in enumerate(order) if types[axis] == V]
             for axis in order[: max(lost, default=0)]:
                 types[axis] = V
 
 
 def _order_in(term: Term, dim: int, axes: set[str]) -> tuple[str, ...]:
-    for d in range(term.operand.ndim):
-        order = tuple(a for a in term.operand.type.order(d) if a in axes)
+    for d, cut in term.operand.type.cut_dims.items():
+        order = tuple(a for a in cut if a in axes)
         if order and all(_label(term, d, axis) == dim for axis in order):
             return order
     return ()

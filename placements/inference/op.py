@@ -57,14 +57,6 @@ class Op:
     def along_label(self, key: str) -> Label:
         return Contract(key) if self.along == SUM else Mixed(self.along)
 
-    def role(self, slot: str) -> str | None:
-        """What the slot is; None: the table does not say."""
-        if slot in SETTINGS:
-            return "flag"
-        if slot in UNREAD:
-            return "unread"
-        return self.slots.get(slot, self.slots.get("*"))
-
 
 def parsed_slots(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """`value input; flag training/train` -> roles of slots, and other names of slots."""

@@ -48,14 +48,6 @@ _PYTHON_ONLY = ("requires_grad",)
 Bound = dict[str, Any]
 
 
-def names_of(own_names: Sequence[str], other_names: Mapping[str, str]) -> list[str]:
-    """The table's names for the slots of a signature."""
-    names = ["input" if name == "self" else name for name in own_names]
-    if "input" not in names and "tensor" in names:
-        names[names.index("tensor")] = "input"
-    return [other_names.get(name, name) for name in names]
-
-
 def bind(
     signatures: Sequence[Signature], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Bound | None:

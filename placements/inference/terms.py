@@ -10,6 +10,9 @@ from placements.types.tensor import TensorType
 # The position of an intermediate result inside an op, which has no name.
 NO_ARGUMENT = -1
 
+# How the dtypes begin that may have a gradient.
+FLOATING = ("float", "bfloat", "complex")
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -26,7 +29,7 @@ class Operand:
 
     @property
     def can_have_gradient(self) -> bool:
-        return self.dtype.startswith(("float", "bfloat", "complex"))
+        return self.dtype.startswith(FLOATING)
 
     @property
     def is_bool(self) -> bool:
@@ -40,7 +43,7 @@ class Operand:
 
         One row here may be one of many, where the dim is cut; or one of padding.
         """
-        if self.shape[dim] != 1 or self.type.order(dim):
+        if self.shape[dim] != 1 or dim in self.type.cut_dims:
             return False
         return not any(dim in pads.dims for pads in self.type.pads)
 

@@ -14,7 +14,7 @@ NO_MESH = Mesh({})
 
 def unknown_axis_here(mesh: Mesh, axes: Iterable[str]) -> str | None:
     """What is wrong with the first axis that neither `mesh` nor a mesh around it has."""
-    around = [m for m in _said.all() if m is not None]
+    around = [m for m in said_meshes.all() if m is not None]
     return unknown_axis(mesh, axes, around)
 
 
@@ -26,12 +26,12 @@ def check_axes(where: str, mesh: Mesh | None, axes: Iterable[str]) -> None:
 
 
 # What `set_current_mesh` was given: None where it was given None, or never called.
-_said: Scoped[Mesh | None] = Scoped("placements_mesh", None)
+said_meshes: Scoped[Mesh | None] = Scoped("placements_mesh", None)
 
 
 def current_mesh() -> Mesh | None:
     """The mesh that axis names refer to; None means one device."""
-    said = _said.get()
+    said = said_meshes.get()
     return said if said is not None and said.sizes else None
 
 
@@ -51,7 +51,7 @@ sets = _Sets()
 
 def has_mesh() -> bool:
     """Whether a mesh is current, or the program said that there is one device."""
-    return _said.get() is not None
+    return said_meshes.get() is not None
 
 
 class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the verb it is
@@ -63,7 +63,7 @@ class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the 
     def __init__(self, mesh: "MeshLike | None") -> None:
         made = None if mesh is None else as_mesh(mesh)
         sets.count += made is not None
-        self.prepare(_said, made)
+        self.prepare(said_meshes, made)
         try:
             self.begin()
         except BaseException:

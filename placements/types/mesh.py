@@ -104,18 +104,18 @@ class Mesh:
         # Axes of size 1 carry no information: types leave them out.
         self.axes: tuple[str, ...] = tuple(a for a, n in self.sizes.items() if n > 1)
         self.position: dict[str, int] = {a: i for i, a in enumerate(self.axes)}
-        self._key = (
+        self.key = (
             tuple(self.sizes.items()),
             tuple(self.place.values()),
             id(device_mesh) if device_mesh is not None else None,
         )
-        self._hash = hash(self._key)
+        self._hash = hash(self.key)
         # What was inferred on this mesh, to be used again. It holds types, which hold the
         # mesh, so it must be freed together with the mesh.
         self.inferred: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Mesh) and self._key == other._key)
+        return self is other or (isinstance(other, Mesh) and self.key == other.key)
 
     def __hash__(self) -> int:
         return self._hash

@@ -28,7 +28,10 @@ ZERO, FILLED, EMPTY, MADE, LEAF = "zero", "filled", "empty", "made", "leaf"
 class TensorType(Mapping[str, AxisType]):
     """axis -> AxisType on one mesh; equal to a plain dict that says the same."""
 
-    __slots__ = ("_hash", "fresh", "index", "mesh", "orders", "pads", "types")
+    __slots__ = (
+        "_hash", "by_axis", "cut_dims", "fresh", "index", "is_number", "mesh", "orders",
+        "pads", "types",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,10 +49,22 @@ class TensorType(Mapping[str, AxisType]):
         self.index = index
         self.fresh = fresh
         self.pads = pads
-        self._hash: int | None = None  # until somebody asks
+        # What inference asks for again and again, worked out once.
+        self.by_axis = dict(zip(mesh.axes, types, strict=True))
+        self.cut_dims: dict[int, tuple[str, ...]] = {}  # the axes, outermost first
+        for axis, t in self.by_axis.items():
+            if isinstance(t, Shard):
+                self.cut_dims[t.dim] = (*self.cut_dims.get(t.dim, ()), axis)
+        self.cut_dims.update(orders)
+        # Whether the tensor is one number that a factory gave a shape.
+        self.is_number = fresh in (ZERO, FILLED)
+        # Equal types hash alike; that of a Shard is left to its letter and dim.
+        cuts = tuple(self.cut_dims.items())
+        letters = "".join([t.letter for t in types])
+        self._hash = hash((mesh.key, letters, cuts, index, fresh, pads))
 
     def __getitem__(self, axis: str) -> AxisType:
-        return self.types[self.mesh.position[axis]]
+        return self.by_axis[axis]
 
     def __len__(self) -> int:
         return len(self.types)
@@ -63,10 +78,6 @@ class TensorType(Mapping[str, AxisType]):
         return iter(axes)
 
     def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(
-                (self.mesh, self.types, self.orders, self.index, self.fresh, self.pads)
-            )
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +85,7 @@ class TensorType(Mapping[str, AxisType]):
             return True
         if isinstance(other, TensorType):
             return (
-                hash(self) == hash(other)
+                self._hash == other._hash
                 and self.types == other.types
                 and self.orders == other.orders
                 and self.mesh == other.mesh
@@ -113,14 +124,7 @@ class TensorType(Mapping[str, AxisType]):
 
     def order(self, dim: int) -> tuple[str, ...]:
         """The axes that cut `dim`, outermost first."""
-        for d, axes in self.orders:
-            if d == dim:
-                return axes
-        return tuple(
-            axis
-            for axis, t in zip(self.mesh.axes, self.types, strict=True)
-            if isinstance(t, Shard) and t.dim == dim
-        )
+        return self.cut_dims.get(dim, ())
 
     def global_size(self, dim: int, local_size: int) -> int:
         cuts = self.cuts(dim)
@@ -138,11 +142,6 @@ class TensorType(Mapping[str, AxisType]):
         if pads == self.pads:
             return self
         return TensorType(self.mesh, self.types, self.orders, self.index, self.fresh, pads)
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the tensor is one number that a factory gave a shape."""
-        return self.fresh in (ZERO, FILLED)
 
     def as_leaf(self) -> "TensorType":
         """The type of a new leaf: open to declaration, but no constant."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from placements.inference.terms import SHAPES, Label, Operand, Refusal, Term
+from placements.inference.terms import FLOATING, SHAPES, Label, Operand, Refusal, Term
 from placements.types.index import COMPUTED, Computed
 
 
@@ -12,16 +12,15 @@ def broadcast(operands: Sequence[Operand]) -> list[tuple[Label, ...]]:
 
     A dim of one row is broadcast only if that is all of it.
     """
-    ndim = max(operand.ndim for operand in operands)
+    ndim = max(len(operand.shape) for operand in operands)
     labels: list[tuple[Label, ...]] = []
     for operand in operands:
-        shift = ndim - operand.ndim
-        labels.append(
-            tuple(
-                None if operand.is_one_row(dim) else dim + shift
-                for dim in range(operand.ndim)
-            )
-        )
+        shift = ndim - len(operand.shape)
+        own: list[Label] = list(range(shift, ndim))
+        for dim, size in enumerate(operand.shape):
+            if size == 1 and operand.is_one_row(dim):
+                own[dim] = None
+        labels.append(tuple(own))
     _check_sizes(operands, labels)
     return labels
 
@@ -33,7 +32,7 @@ def _check_sizes(operands: Sequence[Operand], labels: Sequence[tuple[Label, ...]
     clash: list[Label] = []
     for operand, own in zip(operands, labels, strict=True):
         for dim, (label, size) in enumerate(zip(own, operand.shape, strict=True)):
-            if operand.cut_axes(dim):
+            if dim in operand.type.cut_dims:
                 cut.add(label)
             if label is not None and sizes.setdefault(label, size) != size:
                 clash.append(label)
@@ -52,7 +51,8 @@ def terms_of(operands: Sequence[Operand], controls: Sequence[Operand] = ()) -> l
 
 def arithmetic_index(operands: Sequence[Operand]) -> Computed | None:
     """Integers out of arithmetic count nothing until somebody says what."""
-    return None if any(o.can_have_gradient for o in operands) else COMPUTED
+    floats = any(operand.dtype.startswith(FLOATING) for operand in operands)
+    return None if floats else COMPUTED
 
 
 def is_number(value: object) -> bool:

@@ -90,13 +90,13 @@ def linear(
     op: Op, input: Operand, weight: Operand, bias: Operand | None = None
 ) -> TensorType:
     """input (..., K) with weight (N, K); a bias is added to the result."""
-    last = input.ndim - 1
+    last = len(input.shape) - 1
     labels: tuple[Label, ...] = tuple(range(last))
     product = _product(
         op,
         [
             Term(input, (*labels, Contract("inner"))),
-            Term(weight, (last, Contract("inner"))[2 - weight.ndim :]),
+            Term(weight, (last, Contract("inner"))[2 - len(weight.shape) :]),
         ],
     )
     return _plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
