@@ -20,6 +20,9 @@ class Fix:
     call: str
     forward: str
     backward: str
+    # Whether it gives up what the types knew, so that a mistake may pass: it is for
+    # programs that mean it.
+    forgets: bool = False
 
     def __str__(self) -> str:
         return self.call
@@ -58,7 +61,8 @@ def fixes(
         (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
     ]
     seen: set[str] = set()
-    for row, changed in [(None, ()), *attempts]:
+    # To say what an index counts comes last: it may silence the mistake.
+    for row, changed in [*attempts, (None, ())]:
         if len(found) == MOST or (row is not None and _name(row) in seen):
             continue
         if any(k < kept for k in changed):
@@ -99,14 +103,14 @@ class _Attempt:
     ) -> None:
         self.infer = infer
         self.operands = list(operands)
-        self.texts = list(names)
-        self.names = list(names)
-        self.costs: list[tuple[str, str]] = []
+        self.names = names
+        # (operand, row, axis, type before, type after); an index that is said has no row
+        self.steps: list[tuple[int, Transition | None, str, Operand, Operand]] = []
 
     def run(
         self, refusal: Refusal, row: Transition | None, changed: Sequence[int]
     ) -> Fix | None:
-        for _ in range(2 * len(self.operands[0].type) + 1 if self.operands else 0):
+        for _ in range(2 * len(self.operands[0].type.types) + 1 if self.operands else 0):
             if not self._change(refusal, row, changed):
                 return None
             try:
@@ -129,20 +133,17 @@ class _Attempt:
         # What an index counts is the last thing to say, when its shape is final.
         operand, domain = refusal.index
         k = operand.position
-        self.operands[k] = replace(
-            self.operands[k], type=self.operands[k].type.with_index(domain)
-        )
-        types = self.operands[k].type
-        said = ", ".join(f"{axis!r}: {t!r}" for axis, t in types.items())
-        self.texts[k] = f"assert_type({self.texts[k]}, {{{said}}}, index={domain!r})"
-        self.costs.append(("nothing", "nothing"))
+        old = self.operands[k]
+        self.operands[k] = replace(old, type=old.type.with_index(domain))
+        self.steps.append((k, None, "", old, self.operands[k]))
         return True
 
     def _move(self, k: int, row: Transition, axis: str) -> bool:
-        shard = self.operands[k].type.get(axis)
+        found = self.operands[k].type
+        shard = found.by_axis.get(axis)
         if isinstance(shard, Shard) and row.action in ("gather", "place"):
             # Cuts of one dim are undone from the innermost outward.
-            order = self.operands[k].type.order(shard.dim)
+            order = found.cut_dims[shard.dim]
             inner = order[order.index(axis) + 1 :]
             if not all(self._move(k, row, a) for a in reversed(inner)):
                 return False
@@ -151,25 +152,37 @@ class _Attempt:
         if new is None:
             return False
         self.operands[k] = new
-        old_type, new_type = old.type[axis], new.type[axis]
-        self.texts[k] = call_text(row.call, self.texts[k], axis, old_type, new_type)
-        self.costs.append(cost(row, axis))
+        self.steps.append((k, row, axis, old, new))
         return True
 
     def _fix(self) -> Fix:
-        calls = [t for t, n in zip(self.texts, self.names, strict=True) if t != n]
-        sides = [dict.fromkeys(side) for side in zip(*self.costs, strict=True)]
+        texts, costs = list(self.names), list[tuple[str, str]]()
+        forgets = False
+        for k, row, axis, old, new in self.steps:
+            if row is None:
+                said = ", ".join(f"{a!r}: {t!r}" for a, t in new.type.items())
+                index = new.type.index
+                texts[k] = f"assert_type({texts[k]}, {{{said}}}, index={index!r})"
+                forgets = True
+                continue
+            before, after = old.type.by_axis[axis], new.type.by_axis[axis]
+            texts[k] = call_text(row.call, texts[k], axis, before, after)
+            costs.append(cost(row, axis))
+            forgets = forgets or row.call == "reinterpret"
+        calls = [t for t, n in zip(texts, self.names, strict=True) if t != n]
+        sides = [dict.fromkeys(side) for side in zip(*costs, strict=True)] or [{}, {}]
         forward, backward = (
             ", ".join(word for word in side if word != "nothing") or "nothing"
             for side in sides
         )
-        return Fix("; ".join(calls), forward, backward)
+        return Fix("; ".join(calls), forward, backward, forgets)
 
 
 def _step(
     row: Transition, x: Operand, axis: str, operands: Sequence[Operand]
 ) -> Operand | None:
-    if axis not in x.type or x.type[axis].letter != row.src or x.type.is_number:
+    held = x.type.by_axis.get(axis)
+    if held is None or held.letter != row.src or x.type.is_number:
         return None
     if x.dtype == NUMBER:  # collectives are for tensors
         return None
@@ -187,9 +200,9 @@ def _destinations(
     if row.dst != "S":
         return [BY_LETTER[row.dst]]
     # Cut this operand as another one is cut.
-    others = [o.type[axis] for o in operands if axis in o.type]
+    others = [o.type.by_axis.get(axis) for o in operands]
     shards = [t for t in others if isinstance(t, Shard)]
-    dims = range(x.ndim)
+    dims = range(len(x.shape))
     return [replace(t, dim=d) for t in shards for d in dims] or [Shard(d) for d in dims]
 
 

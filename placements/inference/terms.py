@@ -93,26 +93,16 @@ class Term:
 SHAPES = "shapes"
 
 
+@dataclass(eq=False)
 class Refusal(Exception):  # noqa: N818 - a verdict, turned into an error at the boundary
     """Inference found no type: why, on which axis, because of which operand."""
 
-    def __init__(
-        self,
-        reason: str,
-        axis: str | None = None,
-        operand: Operand | None = None,
-        expected: str = "",
-        kind: str = "unsound",
-        index: tuple[Operand, Index] | None = None,
-        pads: Pads | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.axis = axis
-        self.operand = operand
-        self.expected = expected
-        self.kind = kind
-        # an index operand, and the domain that would make it fit
-        self.index = index
-        # the rows of padding of `operand` that are in the way
-        self.pads = pads
+    reason: str
+    axis: str | None = None
+    operand: Operand | None = None
+    expected: str = ""
+    kind: str = "unsound"
+    # an index operand, and the domain that would make it fit
+    index: tuple[Operand, Index] | None = None
+    # the rows of padding of `operand` that are in the way
+    pads: Pads | None = None

@@ -7,7 +7,7 @@ are adjoint, which the tests check for all of them.
 
 from dataclasses import dataclass, replace
 
-from placements.types.axis import BY_LETTER, AxisType, Shard, dual
+from placements.types.axis import BY_LETTER, AxisType, dual
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition("reinterpret", "V", "S", "same", "the values are now pieces of one tensor"),
 )
 
+# The letter of a type -> that of its gradient.
+DUAL_LETTERS = {"S": "S", **{letter: dual(t).letter for letter, t in BY_LETTER.items()}}
+
 _UNCHANGED = "redistribute"  # of a row that is not in the table
 
 _BY_CALL = {(t.call, t.src, t.dst): t for t in TRANSITIONS}
@@ -112,16 +115,12 @@ def unchanged(t: AxisType) -> Transition:
 
 def dual_transition(row: Transition) -> Transition:
     """The row that runs in backward: dual(dst) -> dual(src)."""
-    src, dst = _dual_letter(row.dst), _dual_letter(row.src)
+    src, dst = DUAL_LETTERS[row.dst], DUAL_LETTERS[row.src]
     if row.call == _UNCHANGED:
         return replace(row, src=src, dst=dst)
     if row.call == "reinterpret":
         return _BY_CALL["reinterpret", src, dst]
     return _MEANING_KEPT[src, dst]
-
-
-def _dual_letter(letter: str) -> str:
-    return dual(Shard(0) if letter == "S" else BY_LETTER[letter]).letter
 
 
 def cost(row: Transition, axis: str) -> tuple[str, str]:

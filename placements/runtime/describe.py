@@ -30,7 +30,8 @@ def printed(shape: tuple[int, ...], dtype: str, tensor_type: TensorType | None) 
         return f"{short_dtype(dtype)}[{', '.join(map(str, shape))}] untyped"
     names = (None,) * len(shape)
     text = str(Described(short_dtype(dtype), shape, names, tensor_type))
-    text += print_pads(tensor_type.pads)
+    if tensor_type.pads:
+        text += print_pads(tensor_type.pads)
     return text if tensor_type.index is None else f"{text} {tensor_type.index!r}"
 
 

@@ -60,7 +60,8 @@ class PlacementError(AnnotationError, ValueError):
         for k, operand in enumerate(self.operands):
             lines.append(f"  {'operands' if k == 0 else '':<9} {operand}")
         for fix in self.fixes:
-            lines.append(f"  {'fix':<9} {fix.call}")
+            forgets = "  # forgets what the types knew" if fix.forgets else ""
+            lines.append(f"  {'fix':<9} {fix.call}{forgets}")
             lines.append(f"  {'':<9} forward: {fix.forward}; backward: {fix.backward}")
         if self.advice:
             lines.append(f"  {'fix':<9} {self.advice}")
