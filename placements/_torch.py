@@ -105,6 +105,22 @@ def schemas_of(name: str) -> list[Any]:
     return _C._jit_get_schemas_for_operator(f"aten::{name}")
 
 
+def in_transform() -> bool:
+    """Whether code runs inside vmap, grad or another transform of torch.func."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
+def stance() -> tuple[Any, str, Any] | None:
+    """Where torch.compile keeps its stance, and the one that runs code as it is written.
+
+    None if nothing was compiled yet in this process: that is not imported for nothing.
+    """
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return None
+    return frames, "_stance", frames.DynamoStance("force_eager")
+
+
 def version_of(tensor: Tensor) -> int:
     """How often a tensor's memory was written in place."""
     return -1 if tensor.is_inference() else tensor._version
@@ -433,6 +449,10 @@ CHECKING: tuple[Use, ...] = (
         lambda: "register_buffer" in vars(nn.Module) and "__setattr__" in vars(nn.Module)),
     Use("torch._ops.OpOverload", "name an operator",
         lambda: op_name(torch.ops.aten.mm.default) == "aten::mm"),
+    Use("torch._C._jit_get_schemas_for_operator", "bind arguments to their slots",
+        lambda: _kind(str(_schemas("sum")[0].arguments[0].real_type)) == "Tensor"),
+    Use("torch._C._functorch.peek_interpreter_stack", "name a transform of torch.func",
+        lambda: not in_transform()),
     Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),
     Use("torch.UntypedStorage, one object for each memory", "note what was summed",
         _memory_keeps_attributes),

@@ -146,8 +146,18 @@ class Checks:
                 said,
             )
         for on in ons:
-            for axis, pattern in on.patterns(self.arguments).items():
+            patterns = on.patterns(self.arguments)
+            for axis, pattern in patterns.items():
                 self._axis(name, known, value.dim(), axis, pattern)
+            said = [axis for axis, t in patterns.items() if isinstance(t, Shard)]
+            for axes in known.cut_dims.values():
+                inside, outside = (
+                    [a for a in said if a in axes],
+                    [a for a in axes if a in said],
+                )
+                if inside != outside:
+                    text = f"is cut over {outside}, outermost first, expected {inside}"
+                    self._fail(name, text, str(inside), str(outside), axes[0])
 
     def attribute(self, name: str, value: Any, hint: Any) -> None:
         """Check the dtype of a parameter or buffer against its class annotation."""

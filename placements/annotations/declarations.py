@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from placements._torch import unseen
 from placements.checker.padding import declare_padding
+from placements.inference.rules import DIM_REASONS
 from placements.runtime import tags
 from placements.runtime.callsite import located
 from placements.runtime.declared import declared
@@ -70,6 +71,13 @@ def check_said(x: Tensor, known: TensorType, types: TypesLike) -> None:
             raise wrong_type(
                 "assert_type", x, known, axis, repr(expected), repr(known[axis])
             )
+    for axes in known.cut_dims.values():
+        given = [axis for axis in types if axis in axes]
+        if given != list(axes):
+            raise wrong_type(
+                "assert_type", x, known, axes[0], f"cut over {given}, outermost first",
+                f"cut over {list(axes)}", rule=DIM_REASONS["other order"],
+            )  # fmt: skip
 
 
 def type_of(x: Tensor) -> TensorType | None:

@@ -134,6 +134,14 @@ def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     outputs = _tensors(args[0] if args else kwargs["outputs"])
     inputs = _tensors(args[1] if len(args) > 1 else kwargs["inputs"])
     seeds = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
+    if kwargs.get("is_grads_batched") or (len(args) > 6 and args[6]):
+        raise refused_call(
+            "autograd.grad",
+            "is_grads_batched=True adds a dim to every gradient, which types do not know",
+            name="is_grads_batched",
+            rule="the gradient of a value has the dual of its type",
+            advice="call autograd.grad once for each gradient",
+        )
     _check_start("autograd.grad", outputs, seeds)
     for x in inputs:
         settle(x)

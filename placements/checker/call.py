@@ -27,7 +27,7 @@ from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, type_or_error
+from placements.runtime.errors import PlacementError, mismatch, refused_call, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard
@@ -313,7 +313,18 @@ def _operand(
     if known is None or known.fresh is not None:
         known = type_or_error(tensor, where)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Operand(known, tuple(tensor.shape), dtype, position)
+    operand = Operand(known, tuple(tensor.shape), dtype, position)
+    mesh = checked_mesh()
+    if known.mesh.num_ranks != mesh.num_ranks and not known.is_number:
+        raise refused_call(
+            where,
+            f"{name_of(tensor) or 'a tensor'} got its type on {known.mesh!r}, which has "
+            f"other ranks than the current {mesh!r}",
+            rule="a type says nothing on a mesh of other ranks",
+            operands=[described(tensor, known)],
+            advice="make the tensor under the current mesh",
+        )
+    return operand
 
 
 def _each(found: Any, number: RankNumber) -> Any:

@@ -5,10 +5,11 @@ data between ranks behind the types. `patches.py` puts these functions in the pl
 torch's own methods for as long as a block is open.
 """
 
+import functools
 from typing import Any, cast
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from placements._torch import unseen
 from placements.checker.writes import count_write, reading_only
@@ -219,3 +220,22 @@ def refusing_weight(l1_loss: Any) -> Any:
         return l1_loss(*args, **kwargs)
 
     return refusing_weight
+
+
+def compiling_later(compile: Any) -> Any:
+    """`torch.compile` whose function runs as it is written while checking is on."""
+
+    def compiling_later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compiling_later, **options)
+        compiled = compile(model, **options)
+        if isinstance(model, nn.Module):
+            return compiled
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return (compiled if current.mode is None else model)(*args, **kwargs)
+
+        return called
+
+    return compiling_later

@@ -19,10 +19,16 @@ from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, refused_call, type_or_error
+from placements.runtime.errors import (
+    MisfitError,
+    PlacementError,
+    refused_call,
+    type_or_error,
+)
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.state import Checker, Observer, block_here, current
 from placements.runtime.unchecked import warned_without_a_mesh
+from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
@@ -96,8 +102,9 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known.op.reads_floats:
             key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
-        found = self._memo.get(hashed)
-        if found is None or stale:
+        found: Any = self._memo.get(hashed)
+        is_new = found is None or stale
+        if is_new:
             found = self._infer(known, func, args, kwargs or {})
             if found is not _UNTYPED:
                 if len(self._memo) >= _MEMO_SIZE:
@@ -110,8 +117,10 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         except (RuntimeError, IndexError, ValueError) as error:
             _refuse_pieces(error, known.op.name, (args, kwargs))
             raise
+        if is_new and found is not _UNTYPED:
+            check_fit(known.op.name, args[0] if known.in_place and args else result, found)
         if found.__class__ is TensorType and isinstance(result, Tensor):
-            tags.put(result, found)
+            tags.put(result, cast(TensorType, found))
         elif found is not _UNTYPED:
             _tag(args[0] if known.in_place and args else result, found)
             if result.__class__ is tuple:
@@ -217,16 +226,39 @@ def _key(arg: Any) -> Any:
     return arg.__class__, arg
 
 
-def _tag(result: Any, found: Any) -> None:
-    """Tag a tensor, or each of several; a list of types is repeated as needed."""
+def check_fit(where: str, result: Any, found: Any) -> None:
+    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
+
+    Such a type would be a mistake of this package, and must not be handed out.
+    """
+    for tensor, known in _paired(result, found):
+        for dim, axes in known.cut_dims.items():
+            shard = known.by_axis[axes[-1]]
+            assert isinstance(shard, Shard) and shard.extent is not None
+            rows = shard.extent.local_size(known.mesh.place[axes[-1]])
+            if dim >= tensor.dim() or tensor.shape[dim] != rows:
+                raise MisfitError(
+                    f"{where}: the inferred type {known!r} does not fit a result of shape "
+                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
+                    "report the line and the types of its operands"
+                )
+
+
+def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
+    """Each tensor of a result with its type; a list of types is repeated as needed."""
     several = isinstance(found, list | tuple)
     results = [result] if isinstance(result, Tensor) else result
     if not isinstance(results, list | tuple):
-        return
+        return []
     types = cast(Any, found if several else [found])
-    tensors = cast(Any, results)
-    for k, tensor in enumerate(t for t in tensors if isinstance(t, Tensor)):
-        tags.put(tensor, types[min(k, len(types) - 1)])
+    tensors = [t for t in cast(Any, results) if isinstance(t, Tensor)]
+    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
+
+
+def _tag(result: Any, found: Any) -> None:
+    """Tag a tensor, or each of several."""
+    for tensor, known in _paired(result, found):
+        tags.put(tensor, known)
 
 
 class _Joined(Block[Checker]):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from placements import _torch
 from placements._torch import OBJECT_TO_TENSOR, unsupported
 from placements.checker import buffers, guards, numbers, writes
 from placements.types.mesh import Mesh
@@ -39,6 +40,12 @@ def _patches() -> Iterator[_Patch]:
         yield _Patch(nn.Module, name, buffers.watched)
     # The type of a tensor says what its old memory holds.
     yield _Patch(Tensor, "set_", writes.watched_set)
+    # A compiled function would be traced with the checker in it, and reuse what it found
+    # for other types: code in a block runs as it is written.
+    yield _Patch(torch, "compile", guards.compiling_later)
+    stance = _torch.stance()
+    if stance is not None:
+        yield _Patch(stance[0], stance[1], partial(_replaced_by, stance[2]))
     # torch does not hand the weight of l1_loss on to a mode, which would compute without.
     yield _Patch(nn.functional, "l1_loss", guards.refusing_weight)
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
@@ -64,6 +71,10 @@ def _patches() -> Iterator[_Patch]:
                 yield _Patch(owner, name, partial(guards.refusing, name))
     # Every collective of Python objects makes tensors of them first.
     yield _Patch(dist.distributed_c10d, OBJECT_TO_TENSOR, guards.refusing_objects)
+
+
+def _replaced_by(new: Any, old: Any) -> Any:
+    return new
 
 
 def _group_classes() -> list[Any]:
@@ -113,7 +124,8 @@ _last: list[Plan] = []
 
 def plan() -> Plan:
     """What to replace now. Made once, and again when torch was changed by others."""
-    owners = _group_classes()
+    # Other classes of groups, or a torch.compile that was imported since, need another one.
+    owners = [*_group_classes(), _torch.stance() is not None]
     if not (_last and _last[0].fits(owners)):
         _last[:] = [Plan(owners, _patches())]
     return _last[0]

@@ -32,8 +32,14 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
     types: dict[str, AxisType] = {}
     for old, new in blocks(source, target):
         types.update(_block_types(known, old, target, new))
-    order = sorted(types, key=lambda axis: list(target.sizes).index(axis))
-    found = make(target, {axis: types[axis] for axis in order}, known.index)
+    order: list[str] = []  # the cuts of one dim nest as they did
+    for axis in known:
+        order += [a for old, new in blocks(source, target) if axis in old for a in new]
+    by_size = sorted(types, key=lambda axis: list(target.sizes).index(axis))
+    every = dict.fromkeys([*order, *by_size])
+    found = make(
+        target, {axis: types[axis] for axis in every if axis in types}, known.index
+    )
     return found.with_pads(known.pads)
 
 

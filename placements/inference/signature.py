@@ -110,8 +110,9 @@ def _fit(
         if slot.name not in given:
             continue
         value = given[slot.name]
-        converted = signature.converts and _converts(slot.kind, value)
-        if not converted and not _fits(slot.kind, value, number_as_tensor):
+        if signature.converts and _converts(slot.kind, value):
+            given[slot.name] = bool(value) if slot.kind.startswith("bool") else int(value)
+        elif not _fits(slot.kind, value, number_as_tensor):
             return None
     bound = {slot.name: given[slot.name] for slot in signature.slots if slot.name in given}
     return bound | extra

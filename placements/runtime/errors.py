@@ -11,6 +11,7 @@ from typing import TypedDict, Unpack
 from jaxtyping import AnnotationError
 from torch import Tensor
 
+from placements._torch import in_transform
 from placements.inference.fixes import Fix
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
@@ -66,6 +67,10 @@ class PlacementError(AnnotationError, ValueError):
         if self.advice:
             lines.append(f"  {'fix':<9} {self.advice}")
         return "\n".join(lines)
+
+
+class MisfitError(AssertionError):
+    """The package inferred a type that its result does not have: a mistake of ours."""
 
 
 class UncheckedWarning(UserWarning):
@@ -158,6 +163,15 @@ def type_or_error(x: Tensor, call: str) -> TensorType:
 def untyped(call: str, x: Tensor) -> PlacementError:
     """The error for a tensor without a type."""
     name = name_of(x) or "the tensor"
+    if in_transform():
+        return refused_call(
+            call,
+            f"{name} has no placement inside a transform of torch.func (vmap, grad, jvp)",
+            name=name,
+            rule="a transform hands its function other tensors than those that have types",
+            advice="wrap the transformed function in placements.region(fn, ins=..., "
+            "outs=..., grads=...)",
+        )
     axes = ", ".join(f"{axis!r}: ..." for axis in checked_mesh().axes)
     return refused_call(
         call,

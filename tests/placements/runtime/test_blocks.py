@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # whose stance a block replaces, too
 from torch import Tensor, nn
 
 import placements
