@@ -111,7 +111,7 @@ class CallInference:
         for item in operands_in(value):
             raise Refusal(
                 f"the argument {slot!r} takes plain numbers or settings, and a tensor "
-                "there may differ by rank: read it first, int(x)",
+                "there may differ by rank: read it first, x.item()",
                 operand=item,
                 expected="a Python number",
             )
