@@ -98,15 +98,7 @@ def name_of_page(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# The bugs that this page names are moved on another branch.
-LATER = pytest.mark.xfail(strict=True, reason="spmd_moe/bugs is moved on another branch")
-NOT_YET = {ROOT / "CONTRIBUTING.md"}
-
-
-@pytest.mark.parametrize("page", [
-    pytest.param(page, id=name_of_page(page), marks=[LATER] if page in NOT_YET else [])
-    for page in LINKED
-])  # fmt: skip
+@pytest.mark.parametrize("page", LINKED, ids=name_of_page)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """Links, and paths in code such as `types/axis.py` or `tests/laws`."""
     text = page.read_text()

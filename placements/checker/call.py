@@ -115,7 +115,7 @@ class CallInference:
         for item in operands_in(value):
             raise Refusal(
                 f"the argument {slot!r} takes plain numbers or settings, and a tensor "
-                "there may differ by rank: read it first, int(x)",
+                "there may differ by rank: read it first, x.item()",
                 operand=item,
                 expected="a Python number",
             )
@@ -299,7 +299,7 @@ def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
         return operands[value.position]
     if isinstance(value, list | tuple):
         seen = [_replaced(item, operands) for item in cast(Any, value)]
-        return tuple(seen)
+        return seen if value.__class__ is list else tuple(seen)  # x[[0, 1]], x[0, 1]
     if isinstance(value, slice):
         bounds = cast(Any, value)
         ends = (bounds.start, bounds.stop, bounds.step)

@@ -190,7 +190,7 @@ def _check_class(entry: Any, input: Operand) -> None:
             if end is not None and not _is_int(end):
                 raise Refusal(
                     "the ends of a slice are numbers here; a tensor among them would hide "
-                    "what it is: read it first, int(x)",
+                    "what it is: read it first, x.item()",
                     operand=end if isinstance(end, Operand) else input,
                     expected="numbers in the slice",
                 )

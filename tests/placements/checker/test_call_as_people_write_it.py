@@ -161,6 +161,7 @@ LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] 
     "sum over numpy's dim": (lambda x: x.sum(np.int64(1)), {"x": x}, S(0)),
     "sum over a tensor's dim": (lambda x: x.sum(torch.tensor(1)), {"x": x}, REFUSED),
     "sort along numpy's dim": (lambda x: x.sort(np.int64(0))[0], {"x": x}, REFUSED),
+    "rows by a list": (lambda x: x[[0, 1]], {"x": (whole(2, 4, 6), S(2))}, REFUSED),
     "rows by an array": (lambda x: x[np.array([0, 1])], {"x": x}, REFUSED),
     "rows by a tuple": (lambda x: x[(0, 1), :], {"x": x}, REFUSED),
     "rows by a range": (lambda x: x[range(2)], {"x": x}, REFUSED),
