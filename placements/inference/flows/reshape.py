@@ -122,6 +122,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
         if isinstance(extent, Folded):
             blocks, runs = blocks * extent.outer, extent.inner
         behind = math.prod(old[dim + 1 :])
+        rank = input.type.mesh.place[axis]
         fitting: list[tuple[int, Extent]] = []
         for j in news:
             before, after = math.prod(new[:j]), math.prod(new[j + 1 :])
@@ -131,13 +132,18 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
             if _is_merged_unevenly(input, dim, sizes[:j]):
                 continue
             whole = fold(blocks // before if before else 1, part)
-            rank = input.type.mesh.place[axis]
             if whole.local_size(rank) != new[j]:
                 continue
             follows = sizes[j].rows == -1 or axis in dict(sizes[j].cuts)
             if not follows and len(set(whole.sizes)) > 1:
                 continue  # the number is the same on all ranks of the axis
             fitting.append((j, whole))
+        if 0 in (blocks, extent.total, behind):
+            # No elements can be cut in every way, so the size that was read says in which.
+            for j in set(news) - {fit for fit, _ in fitting}:
+                said = dict(sizes[j].cuts).get(axis)
+                if said is not None and said.local_size(rank) == new[j]:
+                    fitting.append((j, said))
         # A dim that was folded is split again where it was folded, if it can be.
         plain = [found for found in fitting if not isinstance(found[1], Folded)]
         return _chosen(input, axis, dim, extent, sizes, fitting, plain)
