@@ -48,7 +48,8 @@ def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> Te
         (tuple(range(first, last + 1)), (first,)),
         *(((d,), (d - last + first,)) for d in range(last + 1, input.ndim)),
     ]
-    sizes = [Size(n) for n in (*input.shape[:first], -1, *input.shape[last + 1 :])]
+    kept = sizes_of(input)
+    sizes = [*kept[:first], Size(-1), *kept[last + 1 :]]
     return _viewed(op, input, sizes, groups)
 
 
@@ -58,12 +59,8 @@ def ravel(op: Op, input: Operand) -> TensorType:
 
 def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorType:
     dim, count = dim % input.ndim, len(sizes)
-    parts = sizes_of(sizes)
-    shape = [
-        *(Size(n) for n in input.shape[:dim]),
-        *parts,
-        *(Size(n) for n in input.shape[dim + 1 :]),
-    ]
+    parts, kept = sizes_of(sizes), sizes_of(input)
+    shape = [*kept[:dim], *parts, *kept[dim + 1 :]]
     groups: Groups = [
         *(((d,), (d,)) for d in range(dim)),
         ((dim,), tuple(range(dim, dim + count))),
