@@ -70,6 +70,24 @@ def test_view_as_undoes_a_flatten_that_sizes_alone_do_not_tell(
         assert type_of(y_TD.view_as(x)) == type_of(x)
 
 
+def test_a_view_of_one_dim_leaves_uneven_pieces_of_another_alone() -> None:
+    """As attention cuts channels into heads beside a sequence in uneven pieces."""
+    with set_current_mesh({"cp": 2, "tp": 2}), typecheck():
+        x_BLC = assert_type(torch.randn(2, 4, 6), {"cp": S(1, Padded(7)), "tp": S(2)})
+        x_BLJA = torch.unflatten(x_BLC, 2, (-1, 2))
+        assert type_of(x_BLJA) == {"cp": S(1, Padded(7)), "tp": S(2, Even(6))}
+        assert type_of(x_BLJA.flatten(2)) == type_of(x_BLC)
+
+
+def test_a_view_of_nothing_is_cut_as_the_sizes_say_that_were_read() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.randn(3, 0, 8), {"dp": S(0)})
+        y_TD = x.flatten(0, 1)
+        assert type_of(y_TD.view(x.shape[0], 0, 8)) == {"dp": S(0, Even(6))}
+        with pytest.raises(PlacementError, match="cut dim apart"):
+            y_TD.view(3, 0, 8)  # no size says that 3 is this rank's piece of 6
+
+
 def test_global_rows_of_one_axis_stay_own_rows_of_the_others() -> None:
     with set_current_mesh(MESH), typecheck():
         x_TD = assert_type(torch.randn(2, 1, 4), PLACED).flatten(0, 1)

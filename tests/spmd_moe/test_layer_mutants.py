@@ -167,7 +167,9 @@ def refusal(case: Case) -> tuple[str, BaseException | None]:
             cause = failure.cause
             if cause is None:
                 return SIMULATOR, failure
-            return by if isinstance(cause, PlacementError) else SIZES, cause
+            # A PlacementError that was made of an op's own error has that error as its cause.
+            of_types = isinstance(cause, PlacementError) and cause.__cause__ is None
+            return by if of_types else SIZES, cause
     try:
         assert_equals_one_device(case, on_ranks(case))
     except (AssertionError, RankFailure) as error:

@@ -48,7 +48,8 @@ def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> Te
         (tuple(range(first, last + 1)), (first,)),
         *(((d,), (d - last + first,)) for d in range(last + 1, input.ndim)),
     ]
-    sizes = [Size(n) for n in (*input.shape[:first], -1, *input.shape[last + 1 :])]
+    kept = sizes_of(input)
+    sizes = [*kept[:first], Size(-1), *kept[last + 1 :]]
     return _viewed(op, input, sizes, groups)
 
 
@@ -58,12 +59,8 @@ def ravel(op: Op, input: Operand) -> TensorType:
 
 def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorType:
     dim, count = dim % input.ndim, len(sizes)
-    parts = sizes_of(sizes)
-    shape = [
-        *(Size(n) for n in input.shape[:dim]),
-        *parts,
-        *(Size(n) for n in input.shape[dim + 1 :]),
-    ]
+    parts, kept = sizes_of(sizes), sizes_of(input)
+    shape = [*kept[:dim], *parts, *kept[dim + 1 :]]
     groups: Groups = [
         *(((d,), (d,)) for d in range(dim)),
         ((dim,), tuple(range(dim, dim + count))),
@@ -122,6 +119,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
         if isinstance(extent, Folded):
             blocks, runs = blocks * extent.outer, extent.inner
         behind = math.prod(old[dim + 1 :])
+        rank = input.type.mesh.place[axis]
         fitting: list[tuple[int, Extent]] = []
         for j in news:
             before, after = math.prod(new[:j]), math.prod(new[j + 1 :])
@@ -131,13 +129,18 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
             if _is_merged_unevenly(input, dim, sizes[:j]):
                 continue
             whole = fold(blocks // before if before else 1, part)
-            rank = input.type.mesh.place[axis]
             if whole.local_size(rank) != new[j]:
                 continue
             follows = sizes[j].rows == -1 or axis in dict(sizes[j].cuts)
             if not follows and len(set(whole.sizes)) > 1:
                 continue  # the number is the same on all ranks of the axis
             fitting.append((j, whole))
+        if 0 in (blocks, extent.total, behind):
+            # No elements can be cut in every way, so the size that was read says in which.
+            for j in set(news) - {fit for fit, _ in fitting}:
+                said = dict(sizes[j].cuts).get(axis)
+                if said is not None and said.local_size(rank) == new[j]:
+                    fitting.append((j, said))
         # A dim that was folded is split again where it was folded, if it can be.
         plain = [found for found in fitting if not isinstance(found[1], Folded)]
         return _chosen(input, axis, dim, extent, sizes, fitting, plain)

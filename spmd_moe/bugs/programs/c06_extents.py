@@ -40,7 +40,7 @@ X_TD, W_TD = numbers(5, 3), numbers(5, 3, seed=1)
     "C6",
     "combine takes its own number of tokens for every rank's",
     mesh={"tp": 2},
-    refused=Refused(TYPES, "tp", "y_TD", "spread over the ranks"),
+    refused=Refused(TYPES, "tp", "full_TD", "rows of each rank's piece"),
     results={"full_TD": {"tp": I}, "x.grad": {"tp": S(0, Padded(5))}},
 )
 class EvenTokens:

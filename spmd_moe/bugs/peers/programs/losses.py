@@ -26,11 +26,10 @@ from spmd_moe.bugs.record import Results, mine, numbers
 TP = 2
 
 
-def vocab_parallel_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
-    """The cross entropy of logits of which each rank of tp has as many classes."""
+def vocab_parallel_loss(logits_TV: Tensor, labels_T: Tensor, classes: int) -> Tensor:
+    """The cross entropy of logits of which each rank of tp has this many classes."""
     total_T = all_reduce(logits_TV.exp().sum(1), "tp", src=P, dst=I)
-    classes = logits_TV.shape[1] * TP
-    is_label_TV = convert(one_hot(labels_T, classes), "tp", src=R, dst=S(1))
+    is_label_TV = convert(one_hot(labels_T, classes * TP), "tp", src=R, dst=S(1))
     target_T = all_reduce((logits_TV * is_label_TV).sum(1), "tp", src=P, dst=I)
     return (total_T.log() - target_T).sum()
 
@@ -58,7 +57,7 @@ class B64:
         x_TD, labels_T = mine(X_TD, {"tp": R}), mine(LABELS_T, {"tp": R})
         w_DV = mine(W_DV, {"tp": S(1)}, grad=True)
         logits_TV = all_gather(x_TD @ w_DV, "tp", src=S(1), dst=R)
-        loss = vocab_parallel_loss(logits_TV, labels_T)
+        loss = vocab_parallel_loss(logits_TV, labels_T, VOCAB)
         loss.backward()
         return {"loss": loss, "w.grad": w_DV.grad}
 
@@ -66,7 +65,7 @@ class B64:
     def right_for_peers() -> Results:
         x_TD, labels_T = mine(X_TD, {"tp": R}), mine(LABELS_T, {"tp": R})
         w_DV = mine(W_DV, {"tp": S(1)}, grad=True)
-        loss = vocab_parallel_loss(x_TD @ w_DV, labels_T)
+        loss = vocab_parallel_loss(x_TD @ w_DV, labels_T, VOCAB // TP)
         loss.backward()
         return {"loss": loss, "w.grad": w_DV.grad}
 
