@@ -3,7 +3,7 @@
 Forms are drawn from torch's own schemas (`placements.testing.forms`) and judged against the
 same line on one device. `accepted_forms.json` holds how many forms of each op were accepted
 and true when it was written: refusing everything is not passing. It is written anew by
-`python -m tests.test_laws.test_call_forms`.
+`python -m tests.laws.test_call_forms`.
 """
 
 import json
@@ -18,8 +18,9 @@ import torch
 from placements import Even, Padded, PlacementError, R, S, V
 from placements.inference.ops import OPS
 from placements.testing.forms import run
-from placements.testing.forms.draw import MESHES, ON_PURPOSE, Form, draw_form
-from placements.testing.forms.judge import Run, Verdict, judge, run_on_ranks
+from placements.testing.forms.draw import draw_form
+from placements.testing.forms.form import ON_PURPOSE, Form
+from placements.testing.forms.judge import Verdict, judge
 from placements.testing.forms.operands import (
     Operand,
     Place,
@@ -30,8 +31,10 @@ from placements.testing.forms.operands import (
     varying,
 )
 from placements.testing.forms.report import snippet
+from placements.testing.forms.runs import Run, run_on_ranks
 from placements.testing.forms.signatures import signatures
-from placements.types.axis import AxisType, I, P
+from placements.testing.forms.tensors import MESHES
+from placements.types.axis import AxisType, I, P, Shard
 
 FLOOR = Path(__file__).with_name("accepted_forms.json")
 FORMS = 100
@@ -98,7 +101,8 @@ def test_forms_vary_as_the_design_asks() -> None:
         each
         for each in types
         if len(each) == 2
-        and all(t.letter == "S" and t.dim == each[0][1].dim for _, t in each)
+        and all(isinstance(t, Shard) for _, t in each)
+        and len({getattr(t, "dim", 0) for _, t in each}) == 1
     ]
     assert {each[0][0] for each in both} == {"a", "b"}, "both orders of two cuts of one dim"
     assert any(form.sizes["a"] in next(iter(x.values.values())).shape and any(

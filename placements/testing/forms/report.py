@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from placements._torch import require
-from placements.testing.forms.draw import Form, draw_form
-from placements.testing.forms.judge import Verdict, judge, source_of
+from placements.testing.forms.draw import draw_form
+from placements.testing.forms.form import Form
+from placements.testing.forms.judge import Verdict, judge
 from placements.testing.forms.operands import places
+from placements.testing.forms.runs import source_of
 from placements.testing.forms.signatures import signatures
 
 ATTEMPTS = 40  # lines drawn for one that runs on one device
