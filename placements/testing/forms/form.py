@@ -16,22 +16,6 @@ WORDS: dict[str, Any] = {
     "torch": torch, "F": nn.functional, "nn": nn, "np": np, "math": math,
 }  # fmt: skip
 
-# What design.md refuses on purpose although it may be right: traits of forms that do not
-# count towards the floor of accepted forms.
-ON_PURPOSE: dict[str, str] = {
-    "tensor as integer": "a tensor in a slot that takes an integer is refused where the "
-    "row of the op gives the slot no role",
-    "size by position": "a size read from a piece where values depend on position (arange, "
-    "slices, narrow, repeat): rank r does not hold the r-th piece of the result",
-    "size as value": "a size read from a piece is Partial where it is a value, and many "
-    "ops take no Partial",
-    "plain size": "a constant whose sizes are plain numbers is Replicate, and a view to "
-    "plain sizes that could be read in several ways is refused",
-    "rank": "a number of an axis in a slot whose role the row does not give",
-    "tensor as number": "a tensor in a slot that takes a number is refused where the row "
-    "of the op gives the slot no role",
-}
-
 
 @dataclass
 class Form:
@@ -47,12 +31,14 @@ class Form:
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
 
     @property
-    def refused_on_purpose(self) -> bool:
-        """Whether `ON_PURPOSE` lists a trait of the form; sizes matter where one is cut."""
+    def is_plain(self) -> bool:
+        """Whether no trait of the form is a reason to refuse it though it may be right.
+
+        Sizes are one only where something is cut, or differs by rank.
+        """
         every = [t for x in self.operands.values() for t in x.types.values()]
         cut = any(t.letter in "SV" for t in every)
-        listed = self.traits & ON_PURPOSE.keys()
-        return any(cut or "size" not in trait for trait in listed)
+        return not any(cut or "size" not in trait for trait in self.traits)
 
     @property
     def apart(self) -> list[str]:
