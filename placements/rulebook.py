@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placements.checker.backward import LOSSES
-from placements.inference.op import SUM
+from placements.inference.op import ROLES, SUM, parsed_slots
 from placements.inference.ops import ROWS
 from placements.inference.rules import (
     DIM_REASONS,
@@ -39,6 +39,7 @@ def pages() -> list[Page]:
         *_grids(),
         _joins(),
         _dims(),
+        _roles(),
         *_ops(),
         _draws(),
         _transitions(),
@@ -115,6 +116,25 @@ def _dims() -> Page:
     return Page("Cut dims", about, ("case", "why"), list(DIM_REASONS.items()))
 
 
+def _roles() -> Page:
+    about = (
+        "A call is bound to torch's own signature first, so it does not matter how an "
+        "argument is given. A tensor, or a number that belongs to an axis, in a slot whose "
+        "role does not take it is refused, and so is an argument in a slot that the row "
+        "of the op does not name."
+    )
+    return Page("What a slot of a call is", about, ("role", "what it takes"),
+                list(ROLES.items()))  # fmt: skip
+
+
+def _slots(text: str) -> str:
+    """`value input; dim dim` -> `value: input; dim: dim`, each role once."""
+    by_role: dict[str, list[str]] = {}
+    for slot, role in parsed_slots(text)[0].items():
+        by_role.setdefault(role, []).append("every slot" if slot == "*" else slot)
+    return "; ".join(f"{role}: {', '.join(slots)}" for role, slots in by_role.items())
+
+
 def _ops() -> list[Page]:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for row in ROWS:
@@ -122,9 +142,15 @@ def _ops() -> list[Page]:
         if row.forgets:
             along = f"may become Varying: {row.forgets}"
         groups.setdefault(row.group, []).append(
-            (", ".join(row.names.split()), row.linearity.value, row.why, along or "-")
+            (
+                ", ".join(row.names.split()),
+                row.linearity.value,
+                _slots(row.slots),
+                row.why,
+                along or "-",
+            )
         )
-    head = ("ops", "is", "why", "along a cut dim")
+    head = ("ops", "is", "slots", "why", "along a cut dim")
     about = "In-place forms follow the same row and keep the type of what they write."
     return [Page(f"Ops: {group}", about, head, rows) for group, rows in groups.items()]
 

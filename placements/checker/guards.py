@@ -208,6 +208,7 @@ def _axis_of(group: Any) -> str | None:
 def refusing_weight(l1_loss: Any) -> Any:
     """`F.l1_loss` that refuses its weight, which torch drops under such a mode."""
 
+    @functools.wraps(l1_loss)  # torch hands this function on where the mode looks it up
     def refusing_weight(*args: Any, **kwargs: Any) -> Any:
         if current.mode is not None and kwargs.get("weight") is not None:
             raise refused_call(

@@ -94,6 +94,7 @@ def _fit(
         names = [
             slot.name,
             slot.own_name,
+            *(("input",) if slot.own_name == "self" else ()),
             *(a for a, n in _ALIASES.items() if n == slot.name),
         ]
         named = next((name for name in names if name in left), None)

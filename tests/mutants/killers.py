@@ -22,10 +22,12 @@ from placements.testing.laws.comparison import Tally
 from placements.testing.laws.decided import SEVERAL_ROWS, check_decided
 from placements.testing.laws.draws import check_draw
 from placements.testing.laws.loss_types import check_loss
+from placements.testing.laws.padding_ignored import PaddedCall, check_padding, padded_calls
 from placements.testing.laws.placed_calls import PlacedCall, placed_calls
 from placements.testing.laws.short_programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
 from tests.laws import (
+    test_call_forms,
     test_kept_numbers,
     test_moves,
     test_round_trips,
@@ -41,6 +43,7 @@ Killer = tuple[str, str]
 # Examples of each law for one mutant.
 EXAMPLES = {
     "sound": 60, "moves": 25, "programs": 40, "extents": 250, "decided": 10, "numbers": 60,
+    "padding": 150,
 }  # fmt: skip
 
 
@@ -170,9 +173,33 @@ def short_programs(_: str) -> None:
     assert sum(accepted) > len(accepted) // 4, "few programs are accepted"
 
 
+def padding(argument: str) -> None:
+    """Nothing that counts depends on rows of padding in calls of one op."""
+    name, _, factor = argument.partition(" ")
+    options = examples("padding", int(factor or 1))
+
+    def law(padded: PaddedCall) -> None:
+        check_padding(padded)
+
+    options(given(padded_calls(name=name))(law))()
+
+
+def forms(argument: str) -> None:
+    """Call forms of one op are accepted and true or refused; no fewer are accepted.
+
+    "add" has as many forms as the suite tries, "add 5" has five times as many.
+    """
+    name, _, factor = argument.partition(" ")
+    test_call_forms.check_forms([name], test_call_forms.FORMS * int(factor or 1))
+
+
 def patient(killers: Sequence[Killer]) -> list[Killer]:
     """The same laws of ops with more examples, for a mutant that the first did not kill."""
-    laws = [k for k in killers if k[0] in ("sound", "decided") and " " not in k[1]]
+    laws = [
+        k
+        for k in killers
+        if k[0] in ("sound", "decided", "forms", "padding") and " " not in k[1]
+    ]
     return [(law, f"{name} 4") for law, name in laws[:4]]
 
 
@@ -188,6 +215,8 @@ LAWS: dict[str, Law] = {
     "duality": duality,
     "extents": extents,
     "programs": short_programs,
+    "padding": padding,
+    "forms": forms,
 }
 
 

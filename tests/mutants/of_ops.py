@@ -25,7 +25,8 @@ def some_names(row: Row, most: int = 2) -> list[str]:
     return names[::step][:most]
 
 
-def _called(row: Row) -> str:
+def called(row: Row) -> str:
+    """The name of a row: its group and its first op."""
     names = row.names.split()
     return f"{row.group}: {names[0]}" + (" ..." if len(names) > 1 else "")
 
@@ -45,7 +46,7 @@ def of_linearities() -> Iterator[Mutant]:
         for new in Linearity:
             if new not in (row.linearity, NO_VALUES):
                 yield Mutant(
-                    "ops", _called(row), f"{row.linearity.value} -> {new.value}",
+                    "ops", called(row), f"{row.linearity.value} -> {new.value}",
                     partial(_other_linearity, row, new), killers,
                 )  # fmt: skip
 
@@ -77,8 +78,8 @@ def of_along() -> Iterator[Mutant]:
         killers = (*sound(*names), *decided(*names))
         old, new = ("a sum", ops.NEEDS_WHOLE) if row.along == SUM else ("refused", SUM)
         change = f"cut dim: {old} -> {'a sum' if new == SUM else 'refused'}"
-        yield Mutant("ops", _called(row), change, partial(_other_along, row, new), killers)
+        yield Mutant("ops", called(row), change, partial(_other_along, row, new), killers)
         yield Mutant(
-            "ops", _called(row), f"cut dim: {old} -> kept",
+            "ops", called(row), f"cut dim: {old} -> kept",
             partial(_kept_along, row), killers,
         )  # fmt: skip

@@ -10,22 +10,16 @@ import math
 import random
 import re
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import placements
-from placements._torch import unseen
-from placements.annotations.declarations import assert_type, type_of
-from placements.checker.mode import typecheck
 from placements.runtime.errors import PlacementError
-from placements.runtime.mesh import set_current_mesh
-from placements.testing.forms.draw import WORDS, Form
+from placements.testing.forms.form import Form
 from placements.testing.forms.operands import (
     Operand,
     Place,
@@ -36,8 +30,14 @@ from placements.testing.forms.operands import (
     places,
     varying,
 )
+from placements.testing.forms.runs import (
+    Run,
+    Runner,
+    run_on_one_device,
+    run_on_ranks,
+    source_of,
+)
 from placements.types.axis import AxisType, P, Shard
-from placements.types.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -57,129 +57,6 @@ class Verdict:
     @property
     def fails(self) -> bool:
         return self.kind in ("false", "disagree", "crash", "torch", "nameless")
-
-
-@dataclass
-class Run:
-    """What a line did in one place: its outputs, and the leaves they came from."""
-
-    outputs: list[Tensor] = field(default_factory=lambda: list[Tensor]())
-    types: list[dict[str, AxisType] | None] = field(
-        default_factory=lambda: list[dict[str, AxisType] | None]()
-    )
-    leaves: dict[str, Tensor] = field(default_factory=lambda: dict[str, Tensor]())
-    error: Exception | None = None
-    draws: bool = False
-
-
-Runner = Callable[[Form, CodeType], "dict[Place, Run] | None"]
-
-
-def source_of(form: Form) -> str:
-    """The line as a statement that leaves what it made in `result`."""
-    if form.overload == "subscript" and form.op == "__setitem__":
-        return f"{form.line}\nresult = {form.target}"
-    if any(
-        f" {op}= " in form.line
-        for op in ("+", "-", "*", "/", "//", "**", "%", "&", "|", "^")
-    ):
-        return f"{form.line}\nresult = {form.target}"
-    return f"result = {form.line}"
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, tuple | list):
-        every: list[Any] = list(result)  # pyright: ignore[reportUnknownArgumentType]
-        return [x for item in every for x in _tensors(item)]
-    return []
-
-
-def _prepared(held: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Leaves that want gradients, and copies that a line may write to."""
-    leaves: dict[str, Tensor] = {}
-    given: dict[str, Tensor] = {}
-    for name, value in held.items():
-        if value.is_floating_point():
-            leaves[name] = value.detach().clone().requires_grad_()
-            given[name] = leaves[name].clone()
-        else:
-            given[name] = value.clone()
-    return leaves, given
-
-
-def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
-    outputs = _tensors(names["result"])
-    target = names.get(form.target)
-    if isinstance(target, Tensor) and all(target is not x for x in outputs):
-        outputs.append(target)
-    return outputs
-
-
-def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
-    """The line on the global values, at each place where it differs; None: it raises."""
-    made: dict[Place, Run] = {}
-    for where in places(form.sizes, form.apart):
-        held = {name: x.value_at(where) for name, x in form.operands.items()}
-        leaves, given = _prepared(held)
-        at = dict(where)
-        mesh = SimpleNamespace(coordinate=at)
-        names = {**WORDS, **given, "axis_rank": at.get, "current_mesh": lambda m=mesh: m}
-        before = torch.get_rng_state()
-        try:
-            exec(code, names)
-            outputs = _outputs(form, names)
-        except Exception:
-            return None
-        if not outputs or any(x.layout is not torch.strided for x in outputs):
-            return None
-        draws = "empty" in form.op or not torch.equal(before, torch.get_rng_state())
-        made[where] = Run(outputs, [], leaves, draws=draws)
-    return made
-
-
-def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
-    """The line on every rank of the mesh, checked; None: an operand cannot be declared."""
-    made: dict[Place, Run] = {}
-    with typecheck():
-        for rank in places(form.sizes, list(form.sizes)):
-            held = {name: x.locals[rank] for name, x in form.operands.items()}
-            with unseen():
-                leaves, given = _prepared(held)
-            with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
-                try:
-                    for name, x in form.operands.items():
-                        assert_type(given[name], x.types, index=x.index)
-                except ValueError:
-                    return None
-                names = {
-                    **WORDS, **given, "axis_rank": placements.axis_rank,
-                    "current_mesh": placements.current_mesh,
-                }  # fmt: skip
-                run = made[rank] = Run(leaves=leaves)
-                try:
-                    exec(code, names)
-                    run.outputs = _outputs(form, names)
-                    run.types = [_said(x) for x in run.outputs]
-                except Exception as error:
-                    run.error = error
-    return made
-
-
-def _said(x: Tensor) -> dict[str, AxisType] | None:
-    known = type_of(x)
-    return None if known is None else dict(known)
-
-
-_meshes: dict[tuple[tuple[tuple[str, int], ...], Place], Mesh] = {}
-
-
-def _mesh(sizes: tuple[tuple[str, int], ...], rank: Place) -> Mesh:
-    key = (sizes, rank)
-    if key not in _meshes:
-        _meshes[key] = Mesh(dict(sizes), dict(rank))
-    return _meshes[key]
 
 
 class False_(Exception):  # noqa: N801, N818
@@ -241,7 +118,7 @@ def _whose(error: Exception) -> str:
     """Whether an exception was raised inside the checker, or by torch's own op."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
-    inside = "placements" in Path(last.filename).parts and last.filename != __file__
+    inside = "placements" in Path(last.filename).parts
     # Torch has no frames of its own: the last one is the checker's that calls the op.
     calls_torch = isinstance(error, RuntimeError | IndexError) and "*args" in (
         last.line or ""

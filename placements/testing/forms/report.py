@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from placements._torch import require
-from placements.testing.forms.draw import Form, draw_form
-from placements.testing.forms.judge import Verdict, judge, source_of
+from placements.testing.forms.draw import draw_form
+from placements.testing.forms.form import Form
+from placements.testing.forms.judge import Verdict, judge
 from placements.testing.forms.operands import places
+from placements.testing.forms.runs import source_of
 from placements.testing.forms.signatures import signatures
 
 ATTEMPTS = 40  # lines drawn for one that runs on one device
@@ -44,8 +47,9 @@ class Failure:
 class Tally:
     """What became of the forms of one op.
 
-    `plain` are the forms that nothing in design.md refuses on purpose, and
-    `plain_accepted` those of them that are accepted and true: the floor.
+    `plain` are the forms without a trait that is a reason to refuse them though they may
+    be right, `plain_accepted` those of them that are accepted and true, and `by_trait` the
+    refused forms of each trait.
     """
 
     forms: int = 0
@@ -54,6 +58,7 @@ class Tally:
     plain: int = 0
     plain_accepted: int = 0
     overloads: set[str] = field(default_factory=lambda: set[str]())
+    by_trait: Counter[str] = field(default_factory=lambda: Counter[str]())
 
 
 @dataclass
@@ -125,12 +130,14 @@ def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) ->
 def _count(tally: Tally, form: Form, verdict: Verdict) -> None:
     tally.forms += 1
     tally.overloads.add(form.overload)
-    plain = not form.refused_on_purpose
+    plain = form.is_plain
     tally.plain += plain
     if verdict.kind == "accepted":
         tally.accepted += 1
         tally.plain_accepted += plain
-    tally.refused += verdict.kind == "refused"
+    if verdict.kind == "refused":
+        tally.refused += 1
+        tally.by_trait.update(form.traits)
 
 
 def _failure(form: Form, verdict: Verdict, number: int, seed: int) -> Failure:

@@ -1,0 +1,58 @@
+"""One call form: a line of Python, its operands, and the mesh on which it is tried."""
+
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from placements.testing.forms.operands import Operand, varying
+
+# What a line may name besides its operands.
+WORDS: dict[str, Any] = {
+    "torch": torch, "F": nn.functional, "nn": nn, "np": np, "math": math,
+}  # fmt: skip
+
+
+@dataclass
+class Form:
+    """One line, its operands, and the mesh on which it is tried."""
+
+    op: str
+    overload: str
+    sizes: dict[str, int]
+    line: str = ""
+    operands: dict[str, Operand] = field(default_factory=lambda: dict[str, Operand]())
+    target: str = ""
+    traits: set[str] = field(default_factory=lambda: set[str]())
+    rank_axes: set[str] = field(default_factory=lambda: set[str]())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no trait of the form is a reason to refuse it though it may be right.
+
+        Sizes are one only where something is cut, or differs by rank.
+        """
+        every = [t for x in self.operands.values() for t in x.types.values()]
+        cut = any(t.letter in "SV" for t in every)
+        return not any(cut or "size" not in trait for trait in self.traits)
+
+    @property
+    def apart(self) -> list[str]:
+        """The axes on which the line means something else at each place."""
+        axes = {a for x in self.operands.values() for a in varying(x.types)}
+        return [axis for axis in self.sizes if axis in axes | self.rank_axes]
+
+
+def run_line(form: Form) -> object:
+    """The value of a line on one device, at the first place of each axis."""
+    held = {
+        name: next(iter(x.values.values())).clone() for name, x in form.operands.items()
+    }
+    first = dict.fromkeys(form.sizes, 0)
+    mesh = SimpleNamespace(coordinate=first)
+    names = {**WORDS, **held, "axis_rank": first.get, "current_mesh": lambda: mesh}
+    return eval(form.line, names)

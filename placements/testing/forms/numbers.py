@@ -1,0 +1,160 @@
+"""Draws what stands in slots for numbers: literals, numpy, tensors, sizes and ranks."""
+
+import torch
+
+from placements.testing.forms.operands import place_value
+from placements.testing.forms.signatures import Slot
+from placements.testing.forms.tensors import Tensors
+
+
+class Numbers(Tensors):
+    """Draws numbers, and sequences of numbers, besides operands."""
+
+    def read_size(self, dim: int | None = None) -> str:
+        """A size read from an operand."""
+        x = self.sized()
+        at = self.rng.randrange(-x.ndim, x.ndim) if dim is None else dim
+        return self.rng.choice((f"{x.name}.shape[{at}]", f"{x.name}.size({at})"))
+
+    def count_of(self) -> str:
+        x = self.sized()
+        return self.rng.choice(
+            (self.read_size(), f"{x.name}.numel()", f"len({x.name})",
+             f"{self.read_size()} * 2", f"{x.name}.shape.numel()",
+             f"math.prod({x.name}.shape)",
+             f"{self.read_size()} + 1", f"{self.read_size()} // 2")
+        )  # fmt: skip
+
+    def rank(self) -> str:
+        axis = self.rng.choice(list(self.form.sizes))
+        self.form.rank_axes.add(axis)
+        self.form.traits.add("rank")
+        return self.rng.choice(
+            (f"axis_rank({axis!r})", f"current_mesh().coordinate[{axis!r}]")
+        )
+
+    def scalar_tensor(self, dtype: torch.dtype, domain: str = "") -> str:
+        return self.operand("", dtype, domain).name
+
+    def number(self, slot: Slot) -> str:
+        rng = self.rng
+        if slot.name in ("p", "dropout_p", "label_smoothing") and self.op != "norm":
+            literal = rng.choice(("0.5", "0.0", "1.0", "0.25"))
+        elif slot.name in ("eps", "rtol", "atol"):
+            literal = rng.choice(("0.5", "1e-05", "0.125"))
+        else:
+            literal = rng.choice(("2", "3", "0.5", "-1", "1", "0", "True", "1.5"))
+        way = rng.choices(
+            ("literal", "numpy", "tensor", "size", "rank"), weights=(52, 16, 16, 11, 5)
+        )[0]
+        if way == "numpy":
+            kind = rng.choice(("float32", "float64", "int64"))
+            return f"np.{kind}({literal})"
+        if way == "tensor":
+            dtype = rng.choice((torch.float64, torch.float64, torch.int64))
+            self.form.traits.add("tensor as number")
+            return self.scalar_tensor(
+                dtype, rng.choice(("", "unit")) if dtype.is_floating_point else ""
+            )
+        if way == "size":
+            self.form.traits.add("size as value")
+            return self.count_of()
+        if way == "rank":
+            return self.rank()
+        return literal
+
+    def integer(self, literal: int, trait: str = "size by position") -> str:
+        rng = self.rng
+        way = rng.choices(
+            ("literal", "numpy", "tensor", "size", "rank"), weights=(70, 8, 8, 10, 4)
+        )[0]
+        if way == "numpy":
+            return f"np.int64({literal})"
+        if way == "tensor":
+            self.form.traits.add("tensor as integer")
+            made = self.operand("", torch.int64)
+            for key in made.values:
+                made.values[key] = torch.tensor(
+                    literal if rng.random() < 0.7 else rng.randint(0, 2)
+                )
+            made.locals = place_value(made.values, made.types, self.form.sizes, rng)
+            return made.name
+        if way == "size":
+            self.form.traits.add(trait)
+            return self.count_of() if rng.random() < 0.4 else self.read_size()
+        if way == "rank":
+            return self.rank()
+        return str(literal)
+
+    def int_(self, slot: Slot) -> str:
+        rng = self.rng
+        if slot.name == "split_size_or_sections" and rng.random() < 0.5:
+            return self.split_sizes()
+        if slot.name == "ignore_index":
+            return str(rng.choice((-100, 0, 1)))
+        pool = {
+            "diagonal": (0, 1, -1, 2), "reduction": (0, 1, 2), "num_classes": (-1, 3, 5, 8),
+            "decimals": (0, 1), "minlength": (0, 3, 9), "padding_idx": (0, 1, -1),
+            "correction": (0, 1),
+        }.get(slot.name, (0, 1, 1, 2, 2, 3, -1))  # fmt: skip
+        return self.integer(rng.choice(pool))
+
+    def dim(self, slot: Slot) -> str:
+        n = max(self.first.ndim if self.first else len(self.letters), 1)
+        literal = self.rng.randrange(-n, n)
+        if self.rng.random() < 0.8:
+            self.literal_dim = literal % n
+            return str(literal)
+        way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
+        if way == "np":
+            return f"np.int64({literal})"
+        if way == "tensor":
+            return self.integer(literal)
+        return "True" if way == "bool" else self.rank()
+
+    def dims(self, slot: Slot) -> str:
+        n = max(self.first.ndim if self.first else len(self.letters), 1)
+        one = self.rng.random()
+        if one < 0.4:
+            return self.dim(slot)
+        count = self.rng.randint(0 if one > 0.95 else 1, n)
+        if self.op in ("permute", "movedim", "moveaxis"):
+            count = n if self.op == "permute" else min(n, 2)
+        chosen = [d - self.rng.choice((0, 0, n)) for d in self.rng.sample(range(n), count)]
+        return self.sequence([str(d) for d in chosen])
+
+    def repeats(self, slot: Slot) -> str:
+        n = max(len(self.letters), 1)
+        count = n + self.rng.choice((0, 0, 1))
+        return self.sequence(
+            [self.integer(self.rng.choice((1, 2, 3))) for _ in range(count)]
+        )
+
+    def ints(self, slot: Slot) -> str:
+        rng = self.rng
+        if slot.name == "pad":
+            return self.sequence(
+                [
+                    self.integer(rng.choice((0, 1, 2, -1)))
+                    for _ in range(rng.choice((2, 2, 4)))
+                ]
+            )
+        if slot.name in ("split_sizes", "split_size", "split_size_or_sections"):
+            return self.split_sizes()
+        if slot.name in ("repeats",):
+            return self.repeats(slot)
+        if slot.name == "shifts":
+            return rng.choice((self.integer(1), self.sequence([self.integer(1)]), "(1, 2)"))
+        if slot.name == "indices":
+            return self.sequence(
+                [self.integer(k) for k in rng.choice(((1,), (1, 2), (0, 2)))]
+            )
+        return self.sequence(
+            [self.integer(rng.randint(0, 3)) for _ in range(rng.randint(1, 2))]
+        )
+
+    def split_sizes(self) -> str:
+        letter = self.rng.choice(self.letters or "A")
+        total = self.letter_sizes[letter]
+        first = self.rng.randint(0, total)
+        return self.sequence([self.integer(first), self.integer(total - first)])
