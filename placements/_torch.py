@@ -105,6 +105,10 @@ def schemas_of(name: str) -> list[Any]:
     return _C._jit_get_schemas_for_operator(f"aten::{name}")
 
 
+# What torch.jit.script makes: functions, and methods of modules.
+SCRIPTED: tuple[Any, ...] = (_C.ScriptFunction, _C.ScriptMethod)
+
+
 def in_transform() -> bool:
     """Whether code runs inside vmap, grad or another transform of torch.func."""
     return _C._functorch.peek_interpreter_stack() is not None
@@ -451,6 +455,8 @@ CHECKING: tuple[Use, ...] = (
         lambda: op_name(torch.ops.aten.mm.default) == "aten::mm"),
     Use("torch._C._jit_get_schemas_for_operator", "bind arguments to their slots",
         lambda: _kind(str(_schemas("sum")[0].arguments[0].real_type)) == "Tensor"),
+    Use("torch._C.ScriptFunction, torch._C.ScriptMethod", "see what scripts write",
+        lambda: all("__call__" in vars(scripted) for scripted in SCRIPTED)),
     Use("torch._C._functorch.peek_interpreter_stack", "name a transform of torch.func",
         lambda: not in_transform()),
     Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),

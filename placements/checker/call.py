@@ -58,6 +58,7 @@ class CallInference:
         self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
         self.bound: dict[str, Any] = {}
         self._is_bound = False
+        self._conditions: list[RankNumber] = []
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -120,6 +121,9 @@ class CallInference:
                 expected="a Python number",
             )
         for number in numbers_in(value) if role not in ("size", "choice") else ():
+            if number.facts.is_condition:
+                self._conditions.append(number)  # a flag that a comparison gave
+                return bool(value)
             axis = next((a for a, _ in number.facts.letters), None)
             raise Refusal(
                 f"the argument {slot!r} must be the same on all ranks, and this number "
@@ -250,6 +254,8 @@ class CallInference:
         for slot in self.call.choices:
             for number in numbers_in(self.bound.get(slot)):
                 found = _each(found, number)
+        for number in self._conditions:
+            found = _each(found, number)
         return found
 
 
@@ -288,6 +294,9 @@ def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
 def operands_in(value: Any) -> Iterator[Operand]:
     if isinstance(value, Operand):
         yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from operands_in((bounds.start, bounds.stop, bounds.step))
     elif isinstance(value, list | tuple):
         for item in cast(Any, value):
             yield from operands_in(item)
@@ -298,8 +307,9 @@ def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
     if isinstance(value, Operand):
         return operands[value.position]
     if isinstance(value, list | tuple):
-        seen = [_replaced(item, operands) for item in cast(Any, value)]
-        return seen if value.__class__ is list else tuple(seen)  # x[[0, 1]], x[0, 1]
+        items = cast(Any, value)
+        seen = [_replaced(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
     if isinstance(value, slice):
         bounds = cast(Any, value)
         ends = (bounds.start, bounds.stop, bounds.step)

@@ -240,3 +240,17 @@ def compiling_later(compile: Any) -> Any:
         return called
 
     return compiling_later
+
+
+def watched_script(call: Any) -> Any:
+    """The call of a scripted function, which must not write what it is given."""
+
+    def watched_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current.mode is None:
+            return call.__get__(self, type(self))(*args, **kwargs)
+        with reading_only(
+            getattr(self, "name", "a scripted function"), (*args, *kwargs.values())
+        ):
+            return call.__get__(self, type(self))(*args, **kwargs)
+
+    return watched_script

@@ -14,7 +14,7 @@ from torch import Tensor
 from placements._torch import NO_DEFAULT, SlotData, op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.guards import raw_collective
-from placements.checker.numbers import count_read, length_of, shape_of
+from placements.checker.numbers import length_of, numbers_read, shape_of
 from placements.checker.writes import check_data, reading_only
 from placements.inference.fixes import call_text
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
@@ -221,8 +221,39 @@ def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
                     operands=[described(tensor)],
                     advice=call_text("all_reduce", name, axis, P, R),
                 )  # fmt: skip
-    result = func(*args, **kwargs)
-    return count_read(args[0], result) if isinstance(result, int) else result
+    _refuse_conversion(func, args)
+    try:
+        result = func(*args, **kwargs)
+    except RuntimeError as error:
+        raise refused_call(
+            torch_name(func),
+            f"torch does not take these pieces: {error}",
+            operands=[described(t) for t in args if isinstance(t, Tensor)],
+        ) from error
+    return numbers_read(args[0], result)
+
+
+def _refuse_conversion(func: Any, args: Any) -> None:
+    """int(x), float(x): Python makes a plain number, which would not say its axis."""
+    known = tags.get(args[0]) if isinstance(args[0], Tensor) else None
+    conversion = _CONVERSIONS.get(torch_name(func))
+    if known is None or conversion is None:
+        return
+    axis = next((axis for axis, t in known.items() if t.letter in "VS"), None)
+    if axis is not None:
+        name = name_of(args[0]) or "x"
+        raise refused_call(
+            f"{conversion}({name})",
+            f"{name} differs by rank on axis {axis!r}, and this makes a plain number of it",
+            name=name,
+            axis=axis,
+            rule="a number that differs by rank must say so",
+            operands=[described(args[0], known)],
+            advice=f"{name}.item()",
+        )
+
+
+_CONVERSIONS = {"__int__": "int", "__float__": "float", "__complex__": "complex"}
 
 
 def _array(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

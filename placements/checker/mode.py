@@ -114,6 +114,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             check_write(known.op.name, args[0])
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
+        except TypeError:
+            plain = _with_plain_flags((args, kwargs or {}))
+            if plain is None:
+                raise
+            result = func(*plain[0], **plain[1])
         except (RuntimeError, IndexError, ValueError) as error:
             _refuse_pieces(error, known.op.name, (args, kwargs))
             raise
@@ -187,6 +192,19 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 
 # A result that stays without a type.
 _UNTYPED = object()
+
+
+def _with_plain_flags(arguments: Any) -> Any:
+    """The arguments with bools for the results of comparisons; None if there are none."""
+    if not any(number.facts.is_condition for number in numbers_in(arguments)):
+        return None
+    args, kwargs = arguments
+    return tuple(map(_flag, args)), {name: _flag(arg) for name, arg in kwargs.items()}
+
+
+def _flag(arg: Any) -> Any:
+    is_number = arg.__class__ in RANK_NUMBERS
+    return bool(arg) if is_number and arg.facts.is_condition else arg
 
 
 def _refuse_pieces(error: Exception, where: str, arguments: Any) -> None:

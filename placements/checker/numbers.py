@@ -231,13 +231,18 @@ def _size(known: TensorType, dim: int, size: int) -> int:
     return belonging(size, Facts(letters, f"shape[{dim}]", padded, known.cuts(dim)))
 
 
-def count_read(x: Tensor, value: int) -> int:
-    """A whole number read by `item()` from a tensor that differs by rank."""
+def numbers_read(x: Tensor, value: Any) -> Any:
+    """Numbers read from a tensor that differs by rank, by `item()` or `tolist()`."""
     known = tags.get(x)
     if known is None:
         return value
-    axes = [axis for axis, t in known.items() if t.letter in "VS"]
-    letters = tuple((axis, "V") for axis in axes)
+    letters = tuple((axis, "V") for axis, t in known.items() if t.letter in "VS")
+    return _belonging_to(letters, value) if letters else value
+
+
+def _belonging_to(letters: tuple[tuple[str, str], ...], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_belonging_to(letters, item) for item in cast(Any, value)]
     return belonging(value, Facts(letters, "item()"))
 
 

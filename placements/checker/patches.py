@@ -40,6 +40,9 @@ def _patches() -> Iterator[_Patch]:
         yield _Patch(nn.Module, name, buffers.watched)
     # The type of a tensor says what its old memory holds.
     yield _Patch(Tensor, "set_", writes.watched_set)
+    # A scripted function runs inside torch, where no mode sees what it writes.
+    for scripted in _torch.SCRIPTED:
+        yield _Patch(scripted, "__call__", guards.watched_script)
     # A compiled function would be traced with the checker in it, and reuse what it found
     # for other types: code in a block runs as it is written.
     yield _Patch(torch, "compile", guards.compiling_later)

@@ -118,6 +118,8 @@ class _Attempt:
             except Refusal as again:
                 refusal = again
                 continue
+            except (LookupError, ValueError, TypeError, ArithmeticError):
+                return None
             return self._fix()
         return None
 

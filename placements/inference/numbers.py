@@ -7,6 +7,7 @@ number by itself does no harm. An op that takes such a number as a value, or cho
 by it, is then checked like one that takes a tensor.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ class Facts:
     origin: str
     counts_padding: bool = False
     cuts: Cuts = ()
+    is_condition: bool = False  # what a comparison gave: it may stand for a flag
 
     def letter(self, axis: str | None) -> str:
         return next((x for a, x in self.letters if a == axis), "R")
@@ -113,7 +115,8 @@ def _compared(name: str, left: Any, right: Any) -> Any:
     one, two = facts_of(left), facts_of(right)
     axes = dict.fromkeys(axis for axis, _ in (*one.letters, *two.letters))
     origin = f"{one.origin or left} {_COMPARISONS[name]} {two.origin or right}"
-    return belonging(int(value), Facts(tuple((axis, "V") for axis in axes), origin))
+    letters = tuple((axis, "V") for axis in axes)
+    return belonging(int(value), Facts(letters, origin, is_condition=True))
 
 
 def _multiplied(size: Facts, times: Any) -> Cuts:
@@ -157,6 +160,23 @@ class _Belongs:
 
     def __round__(self, digits: Any = None) -> Any:
         return self._changed(round(_plain(self), digits))
+
+    def __ceil__(self) -> Any:
+        return self._changed(math.ceil(_plain(self)))
+
+    def __floor__(self) -> Any:
+        return self._changed(math.floor(_plain(self)))
+
+    def __trunc__(self) -> Any:
+        return self._changed(math.trunc(_plain(self)))
+
+    @property
+    def real(self) -> Any:
+        return self
+
+    @property
+    def numerator(self) -> Any:
+        return self
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -230,6 +250,8 @@ def number_operand(
 ) -> Operand:
     """The number as inference sees it; `forgotten`: as each rank's own."""
     letters = {axis: number.facts.letter(axis) for axis in mesh.axes}
+    if any(axis not in mesh.sizes for axis, _ in number.facts.letters):
+        letters = dict.fromkeys(mesh.axes, "V")  # it belongs to another presentation
     if forgotten:
         letters = {axis: "R" if x == "R" else "V" for axis, x in letters.items()}
     types = {axis: BY_LETTER[letter] for axis, letter in letters.items()}
@@ -249,6 +271,10 @@ def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
     Raises Refusal for an Invariant or a Partial, as for any choice that ranks make alone.
     """
     facts = number.facts
+    if any(axis not in found.mesh.sizes for axis, _ in facts.letters):
+        # It belongs to another presentation of the ranks, and may differ on all of them.
+        facts = replace(facts, letters=tuple((axis, "V") for axis in found.mesh.axes))
+        number = RankInt(int(number), facts)
     if not any(axis in found for axis, _ in facts.letters):
         return found
     if found.fresh is not None:

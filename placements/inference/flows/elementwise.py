@@ -1,5 +1,6 @@
 """Flows of ops that work element by element."""
 
+from dataclasses import replace
 from typing import Any
 
 from placements.inference import padding
@@ -164,7 +165,9 @@ def copy(op: Op, input: Operand, src: Operand) -> TensorType:
                 src.cut_axes(dim)[0], src, "a source of the target's shape",
             )  # fmt: skip
     if input.type.fresh is not None:
-        terms = terms[1:]
+        # What it held does not matter, but a buffer in the sizes of a piece is a piece.
+        shape = [replace(terms[0], is_control=True)] if input.type.cut_dims else []
+        terms = [*terms[1:], *shape]
     return combine(linearity_to(op, src, input.dtype), terms, index=src.type.index)
 
 

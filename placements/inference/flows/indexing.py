@@ -14,6 +14,7 @@ from placements.inference.flows.broadcast import adds, terms_of
 from placements.inference.op import Op
 from placements.inference.rules import DIM_REASONS, LINEAR, Linearity
 from placements.inference.terms import (
+    SHAPES,
     Addressed,
     Contract,
     Label,
@@ -29,6 +30,13 @@ from placements.types.tensor import MADE, TensorType, make
 
 ACROSS = "rows of this dim are spread over the ranks, and the op would see its own only"
 POSITIONS = "the positions written to are spread over the ranks"
+
+
+def check_aligned(input: Operand, *others: Any) -> None:
+    """An index and a source stand beside the input dim by dim; torch says what is wrong."""
+    for other in others:
+        if isinstance(other, Operand) and (other.ndim or 1) != (input.ndim or 1):
+            raise Refusal("the numbers of dims differ", operand=other, kind=SHAPES)
 
 
 def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]:
@@ -106,6 +114,7 @@ def gather(
     op: Op, input: Operand, dim: int, index: Operand, sparse_grad: bool = False
 ) -> TensorType:
     """Input and index aligned but for `dim`."""
+    check_aligned(input, index)
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
@@ -125,6 +134,7 @@ def take_along_dim(
     """As gather; dims of one row are broadcast."""
     if dim is None:
         raise Refusal("take_along_dim without dim= flattens; name the dim", operand=input)
+    check_aligned(input, indices)
     along = dim % input.ndim
 
     def label(x: Operand, d: int) -> Label:
@@ -200,6 +210,7 @@ def scatter(
             operand=input, expected="scatter_add or scatter_reduce", kind="policy",
         )  # fmt: skip
     src = value if src is None else src
+    check_aligned(input, index, src)
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     # To sum at the index is linear, and spreads over ranks, whatever the op is called.
