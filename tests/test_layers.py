@@ -395,6 +395,7 @@ PLANTS: list[tuple[Rule, str, str]] = [
 
 RULES: list[Rule] = [*dict.fromkeys(rule for rule, _, _ in PLANTS), exceptions_are_needed]
 
+
 @pytest.fixture(scope="module")
 def tree() -> Tree:
     return files_of_the_project()
