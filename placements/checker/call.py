@@ -296,7 +296,8 @@ def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
         return operands[value.position]
     if isinstance(value, list | tuple):
         seen = [_replaced(item, operands) for item in cast(Any, value)]
-        return seen if value.__class__ is list else tuple(seen)  # x[[0, 1]], x[0, 1]
+        is_list = isinstance(value, list)  # x[[0, 1]] is not x[0, 1]
+        return seen if is_list else tuple(seen)
     if isinstance(value, slice):
         bounds = cast(Any, value)
         ends = (bounds.start, bounds.stop, bounds.step)
