@@ -58,7 +58,6 @@ class CallInference:
         self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
         self.bound: dict[str, Any] = {}
         self._is_bound = False
-        self._conditions: list[RankNumber] = []
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -121,9 +120,6 @@ class CallInference:
                 expected="a Python number",
             )
         for number in numbers_in(value) if role not in ("size", "choice") else ():
-            if number.facts.is_condition:
-                self._conditions.append(number)  # a flag that a comparison gave
-                return bool(value)
             axis = next((a for a, _ in number.facts.letters), None)
             raise Refusal(
                 f"the argument {slot!r} must be the same on all ranks, and this number "
@@ -254,8 +250,6 @@ class CallInference:
         for slot in self.call.choices:
             for number in numbers_in(self.bound.get(slot)):
                 found = _each(found, number)
-        for number in self._conditions:
-            found = _each(found, number)
         return found
 
 

@@ -114,11 +114,6 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             check_write(known.op.name, args[0])
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except TypeError:
-            plain = _with_plain_flags((args, kwargs or {}))
-            if plain is None:
-                raise
-            result = func(*plain[0], **plain[1])
         except (RuntimeError, IndexError, ValueError) as error:
             _refuse_pieces(error, known.op.name, (args, kwargs))
             raise
@@ -194,25 +189,12 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 _UNTYPED = object()
 
 
-def _with_plain_flags(arguments: Any) -> Any:
-    """The arguments with bools for the results of comparisons; None if there are none."""
-    if not any(number.facts.is_condition for number in numbers_in(arguments)):
-        return None
-    args, kwargs = arguments
-    return tuple(map(_flag, args)), {name: _flag(arg) for name, arg in kwargs.items()}
-
-
-def _flag(arg: Any) -> Any:
-    is_number = arg.__class__ in RANK_NUMBERS
-    return bool(arg) if is_number and arg.facts.is_condition else arg
-
-
 def _refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
     """Raise PlacementError where torch was given pieces that do not fit."""
     tensors = list(tensors_in(arguments))
     known = [tags.get(t) for t in tensors]
     cut = [k for k in known if k is not None and any(t.letter in "SV" for t in k.types)]
-    own_numbers = any(numbers_in(arguments))
+    own_numbers = next(numbers_in(arguments), None) is not None
     of_torch = error.__class__ in (RuntimeError, IndexError, ValueError)
     if of_torch and (cut or own_numbers):
         raise refused_call(

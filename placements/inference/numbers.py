@@ -39,7 +39,6 @@ class Facts:
     origin: str
     counts_padding: bool = False
     cuts: Cuts = ()
-    is_condition: bool = False  # what a comparison gave: it may stand for a flag
 
     def letter(self, axis: str | None) -> str:
         return next((x for a, x in self.letters if a == axis), "R")
@@ -77,9 +76,6 @@ _OPERATORS: dict[str, tuple[str, Linearity | None]] = {
     "and_": ("&", NONLINEAR), "or_": ("|", NONLINEAR), "xor": ("^", NONLINEAR),
 }  # fmt: skip
 
-# Comparisons give 0 or 1, which belongs to the same axes; a bool could not say so.
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
 
 def _letter(name: str, left: str, right: str) -> str:
     _, linearity = _OPERATORS[name]
@@ -108,17 +104,6 @@ def _combined(name: str, left: Any, right: Any) -> Any:
     return belonging(value, Facts(letters, origin, padding, cuts))
 
 
-def _compared(name: str, left: Any, right: Any) -> Any:
-    if not isinstance(right, int | float):
-        return NotImplemented
-    value = getattr(operator, name)(_plain(left), _plain(right))
-    one, two = facts_of(left), facts_of(right)
-    axes = dict.fromkeys(axis for axis, _ in (*one.letters, *two.letters))
-    origin = f"{one.origin or left} {_COMPARISONS[name]} {two.origin or right}"
-    letters = tuple((axis, "V") for axis in axes)
-    return belonging(int(value), Facts(letters, origin, is_condition=True))
-
-
 def _multiplied(size: Facts, times: Any) -> Cuts:
     if times.__class__ is not int or times < 1:
         return ()
@@ -135,10 +120,6 @@ def _forward(name: str) -> Callable[[Any, Any], Any]:
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return lambda self, other: _combined(name, other, self)
-
-
-def _comparing(name: str) -> Callable[[Any, Any], Any]:
-    return lambda self, other: _compared(name, self, other)
 
 
 class _Belongs:
@@ -184,9 +165,6 @@ class _Belongs:
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
-    def __hash__(self) -> int:
-        return hash(_plain(self))
-
     def _changed(self, value: Any) -> Any:
         """Another number that each rank makes of its own."""
         return belonging(value, Facts(_all_varying(self.facts), self.facts.origin))
@@ -203,8 +181,6 @@ for _name in _OPERATORS:
     _bare = _name.removesuffix("_")
     setattr(_Belongs, f"__{_bare}__", _forward(_name))
     setattr(_Belongs, f"__r{_bare}__", _reflected(_name))
-for _name in _COMPARISONS:
-    setattr(_Belongs, f"__{_name}__", _comparing(_name))
 
 
 class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from placements.inference.numbers import facts_of
 from placements.inference.terms import Operand
 
 # The kinds of slots are those of torch's schemas. ANY: torch does not say.
@@ -164,7 +163,7 @@ def _fits(kind: str, value: Any, number_as_tensor: bool) -> bool:
         case "Scalar" | "float":
             return _is_number(value)
         case "bool":
-            return isinstance(value, bool) or facts_of(value).is_condition
+            return isinstance(value, bool)
         case "str":
             return isinstance(value, str)
         case "device":

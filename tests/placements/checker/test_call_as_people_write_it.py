@@ -182,7 +182,6 @@ LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] 
     "divmod of a rank": (lambda r: r * divmod(axis_rank("a") + 1, 2)[0], {"r": r}, OWN),
     "xor of a rank": (lambda r: r * (axis_rank("a") ^ 1), {"r": r}, OWN),
     "shift of a rank": (lambda r: r * (axis_rank("a") >> 0), {"r": r}, OWN),
-    "a compared rank": (lambda r: r * (axis_rank("a") == 1), {"r": r}, OWN),
     # 12. other orders of arguments
     "x.where": (lambda x, b: x.where(x > 0, b), {"x": x, "b": b}, S(0)),
     "where by keyword": (
@@ -190,6 +189,16 @@ LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] 
     "torch.embedding": (
         lambda r, i: torch.embedding(r, i), {"r": r, "i": (IDS, S(0))}, S(0)),
     "squeeze(())": (lambda x: x.squeeze(()), {"x": (whole(2, 3), S(0))}, S(0)),
+    # what attackers found
+    "copied into a buffer of a piece's size": (
+        lambda x, b: torch.zeros_like(x).copy_(b).sum(0), {"x": x, "b": b}, P),
+    "a number read from Varying": (
+        lambda r, n: r * n.item(), {"r": r, "n": (torch.tensor([0.5, 1.0]), V)}, OWN),
+    "int() of Varying": (
+        lambda r, n: r[: int(n)], {"r": r, "n": (torch.tensor([0, 1]), V)}, REFUSED),
+    "the size of another cut in a view": (
+        lambda y, z: y.view(-1, z.shape[0]),
+        {"y": (whole(3, 4), S(1)), "z": (whole(3), S(0, Padded(3)))}, REFUSED),
     # 14. rounded Partials
     "a cast by class": (lambda p: p.type(torch.LongTensor), {"p": p}, REFUSED),
     "written into integers": (
