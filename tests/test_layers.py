@@ -87,7 +87,6 @@ EXCEPTIONS = {
     "placements/inference/flows/elementwise.py": 380,
     "placements/parameters/gradients.py": 380,
     "placements/runtime/leaf_gradients.py": 390,
-    "placements/testing/compare/case.py": 360,
     "placements/testing/compare/drawn_cases.py": 390,
     "placements/verification/mode.py": 380,
 }

@@ -138,7 +138,9 @@ def _read(
     new_dim = _row_dim(call, new_dim, x, added) if added else 0
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     if row is not None and row.action == "exchange":
-        exchanged = _splits(x, ranks, sends, receives)
+        known = tags.get(x) if checked else None
+        if known is None or known.get(ranks.axis, before) == before:  # else it is refused
+            exchanged = _splits(x, ranks, sends, receives)
     elif row is not None and (sends is not None or receives is not None):
         raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
     if checked and row is not None and x.requires_grad and not torch.is_grad_enabled():
