@@ -32,7 +32,7 @@ _ONE_OPERAND = (
     "along a dim: roll", "gathers: gather", "gathers: take_along_dim",
     "gathers: index_select", "gathers: embedding", "gathers: masked_select",
     "views: narrow", "views: select", "views: unbind", "views: split ...",
-    "views: tril ...", "counting: bincount ...", "norms and losses: nll_loss",
+    "views: tril ...", "counting: bincount", "norms and losses: nll_loss",
 )  # fmt: skip
 # the beginning of a mutant's name -> why no law can tell it from the original
 EQUIVALENT: dict[str, str] = {

@@ -37,6 +37,7 @@ class Given:
     along: int = 0
     unique: bool = False
     ends: int | None = None
+    counts: bool = False  # declared as an index of `below` rows
     fixed: bool = False  # torch has no gradient for it
 
     @property
