@@ -121,7 +121,7 @@ def _run(padded: PaddedCall, content: int) -> Run:
     torch.default_generator.manual_seed(padded.seed)
     with set_current_mesh(ALONE), typecheck():
         for x, pads, given in zip(inputs, padded.pads, padded.call.operands, strict=True):
-            index = Index(given.below) if given.counts else None
+            index = Index(given.counts) if given.counts is not None else None
             put(x, TensorType(ALONE, (), pads=pads, index=index))
         outputs = tensors_in(padded.call.run(*inputs))
         types = [type_of(output) for output in outputs]
