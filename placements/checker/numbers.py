@@ -197,6 +197,9 @@ class Sizes(tuple[int, ...]):
     def __add__(self, other: Any) -> Any:
         return Sizes((*self, *other))
 
+    def __repr__(self) -> str:
+        return f"torch.Size({[int(n) for n in self]})"
+
     def __reduce__(self) -> Any:
         return torch.Size, (tuple(int(n) for n in self),)
 

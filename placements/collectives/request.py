@@ -134,11 +134,14 @@ def _read(
     row = _row(call, x, ranks.axis, before, after)
     if row is None and chosen != NOTHING_SAID:
         row = unchanged(before)
+    # Where the tensor is not what `src` says, that is refused, and not what follows of it.
+    known = tags.get(x) if checked else None
+    is_as_said = known is None or known.get(ranks.axis, before) == before
     added = 0 if row is None else row.dims_added
-    new_dim = _row_dim(call, new_dim, x, added) if added else 0
+    new_dim = _row_dim(call, new_dim, x, added) if added and is_as_said else 0
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     if row is not None and row.action == "exchange":
-        exchanged = _splits(x, ranks, sends, receives)
+        exchanged = _splits(x, ranks, sends, receives) if is_as_said else exchanged
     elif row is not None and (sends is not None or receives is not None):
         raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
     if checked and row is not None and x.requires_grad and not torch.is_grad_enabled():

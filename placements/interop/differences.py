@@ -197,10 +197,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         operand="S", says=r"Partial\((avg|max|min|product)\)|_NormPartial",
     ),
     Difference(
-        "sizes in a view are local", (DTENSOR,), WE_REFUSE, STRICTER,
-        "A size that a view names is that of the rank's own piece here, as torch takes it "
-        "there; DTensor means the whole tensor, so it splits a dim of which every rank has "
-        "one row.",
+        "sizes in a view are global", (GLOBAL, DTENSOR), WE_REFUSE, STRICTER,
+        "A size that a view names is that of the program on one device here, and torch "
+        "runs the view on the rank's piece, so a view that does not cut both alike is "
+        "refused. spmd_types takes the size for that of the piece; DTensor writes another "
+        "size into the call.",
         forms="{a}.unflatten({d}, (2, -1)); {a}.unflatten({d}, (-1, 2))", operand="S",
         says="keeps the cut dim apart",
     ),

@@ -200,7 +200,8 @@ def patient(killers: Sequence[Killer]) -> list[Killer]:
         for k in killers
         if k[0] in ("sound", "decided", "forms", "padding") and " " not in k[1]
     ]
-    return [(law, f"{name} 4") for law, name in laws[:4]]
+    most = 1 if laws and laws[0][0] == "forms" else 4
+    return [(law, f"{name} 4") for law, name in laws[:most]]
 
 
 LAWS: dict[str, Law] = {

@@ -4,7 +4,7 @@
 them is which, so these two words are for the reader.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,10 @@ from tests.mutants.of_ops import called
 from tests.mutants.patches import Patches
 
 LEFT_OUT = ""
+FEW = 3  # ops of a row that are tried
+
+# Kinds of slots where torch takes no number, so none that belongs to an axis.
+PLAIN = frozenset({"flag", "text", "dtype", "device", "never"})
 
 # role -> the roles that take its place
 OTHER_ROLES: dict[str, tuple[str, ...]] = {
@@ -39,27 +43,29 @@ def _other_role(row: Row, slot: str, role: str, p: Patches) -> None:
         p.item(OPS, name, replace(OPS[name], slots=slots))
 
 
-def ops_with(row: Row, slot: str, others: dict[str, str], most: int = 3) -> list[str]:
-    """A few ops of a row that have the slot in a form that torch offers."""
+def ways_with(row: Row, slot: str, others: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The ops of a row that have the slot in a form that torch offers, and its kind."""
     own = {slot, *(name for name, first in others.items() if first == slot)}
-    own |= {"self", "tensor"} if slot == "input" else set()
-    every = row.names.split()
-    names = [
-        name
-        for name in every
-        if slot == "*" or any(own & {s.name for s in way.slots} for way in signatures(name))
-    ]
-    names = names or every
-    return names[:: max(len(names) // most, 1)][:most]
+    own |= {"self", "tensor"} if "input" in own else set()
+    for name in row.names.split():
+        for way in signatures(name):
+            for each in way.slots:
+                if slot == "*" or each.name in own:
+                    yield name, each.kind
 
 
 def of_roles() -> Iterator[Mutant]:
     for row in ROWS:
         roles, others = parsed_slots(row.slots)
         for slot, role in roles.items():
-            killers = tuple(("forms", name) for name in ops_with(row, slot, others))
+            ways = list(ways_with(row, slot, others))
+            names = list(dict.fromkeys(name for name, _ in ways)) or row.names.split()
+            few = names[:: max(len(names) // FEW, 1)][:FEW]
+            takes_numbers = any(kind not in PLAIN for _, kind in ways)
             for new in OTHER_ROLES[role]:
-                yield Mutant(
-                    "roles", f"{called(row)}, {slot}", f"{role} -> {new or 'left out'}",
-                    partial(_other_role, row, slot, new), killers,
-                )  # fmt: skip
+                if takes_numbers or (role, new) != ("flag", "size"):
+                    yield Mutant(
+                        "roles", f"{called(row)}, {slot}", f"{role} -> {new or 'left out'}",
+                        partial(_other_role, row, slot, new),
+                        tuple(("forms", name) for name in few),
+                    )  # fmt: skip

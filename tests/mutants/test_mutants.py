@@ -39,6 +39,17 @@ SOME = [
     "ops | reductions: mean | cut dim: refused -> a sum",
     "ops | views: pad | linear -> non-linear",
     "ops | scatters: index_add | cut dim: a sum -> refused",
+    "columns | elementwise: abs ... | of zeros: zero wins",
+    "columns | factories: zeros ... | takes no mesh",
+    "roles | quotients: div ..., other | control -> flag",
+    "roles | quotients: div ..., other | control -> unread",
+    "roles | sums: add ..., alpha | flag -> unread",
+    "roles | views: narrow, start | choice -> size",
+    "roles | views: narrow, start | choice -> flag",
+    "roles | factories: zeros ..., size | size -> flag",
+    "roles | reductions: sum, dim | dim -> choice",
+    "roles | reductions: sum, keepdim | flag -> left out",
+    "roles | gathers: __getitem__, idx | subscript -> choice",
 ]
 
 

@@ -247,10 +247,16 @@ def padded(
 ) -> TensorType:
     reason = "padding a piece puts pad rows between the ranks' rows"
     labels: list[Label] = list(range(input.ndim))
+    # A number that belongs to an axis is zero on some ranks only.
+    pads = [isinstance(n, RankInt) or n != 0 for n in pad]
     for k in range(len(pad) // 2):
-        if pad[2 * k] or pad[2 * k + 1]:
+        if pads[2 * k] or pads[2 * k + 1]:
             labels[input.ndim - 1 - k] = Mixed(reason)
+    terms = [Term(input, tuple(labels))]
+    if isinstance(value, Operand) and any(pads):
+        terms.append(Term(value, ()))
+        value = None
     return combine(
-        op.linearity, [Term(input, tuple(labels))],
-        index=input.type.index, adds_number=bool(value) and any(pad),
+        op.linearity, terms,
+        index=input.type.index, adds_number=bool(value) and any(pads),
     )  # fmt: skip

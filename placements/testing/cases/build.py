@@ -37,6 +37,7 @@ class Given:
     along: int = 0
     unique: bool = False
     ends: int | None = None
+    counts: int | None = None  # declared as an index of so many rows
     fixed: bool = False  # torch has no gradient for it
 
     @property

@@ -277,7 +277,7 @@ def ordering(b: Builder) -> OpCall:
 
 def bincount(b: Builder) -> OpCall:
     size = b.size()
-    b.whole(size, letters="RSVI", below=3)
+    b.whole(size, letters="RSVI", below=3, counts=3)
     if b.pick(True, False):
         b.value(size, fixed=True)
     fn, weighted = b.fn, len(b.operands) > 1

@@ -71,7 +71,7 @@ def unflatten(b: Builder) -> OpCall:
     b.value(*shape)
     factor = b.number(1, 3)
     sizes = b.pick((factor, -1), (-1, factor), (1, factor, -1))
-    return b.call(b.dim(shape), sizes, reference=_flat_order)
+    return b.call(b.dim(shape), sizes)
 
 
 def permute(b: Builder) -> OpCall:

@@ -26,7 +26,6 @@ from placements.types.extents import Even, Padded
 
 Values = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
-
 # A value of more elements is written as the call that draws it.
 _WRITTEN_OUT = 100
 

@@ -110,6 +110,8 @@ def _placed(call: OpCall, types: Sequence[AxisType]) -> list[list[TensorType]]:
     places = [MESH.seen_from(place) for place in MESH.coordinates()]
     placed = [[make(seen, {AXIS: t}) for seen in places] for t in types]
     for k, given in enumerate(call.operands):
+        if given.counts is not None:
+            placed[k] = [t.with_index(Index(given.counts)) for t in placed[k]]
         if given.rows_of is None:
             continue
         target, dim = given.rows_of

@@ -25,6 +25,7 @@ from placements.testing.laws.comparison import gradients_if_any, tensors_in
 from placements.testing.laws.placed_calls import InvalidCallError, PlacedCall
 from placements.testing.ranks.crashes import check_judged
 from placements.testing.strategies import seeds
+from placements.types.index import Index
 from placements.types.mesh import Mesh
 from placements.types.padding import Pads, Validity
 from placements.types.tensor import TensorType
@@ -119,8 +120,9 @@ def _run(padded: PaddedCall, content: int) -> Run:
     inputs = _inputs(padded, content)
     torch.default_generator.manual_seed(padded.seed)
     with set_current_mesh(ALONE), typecheck():
-        for x, pads in zip(inputs, padded.pads, strict=True):
-            put(x, TensorType(ALONE, (), pads=pads))
+        for x, pads, given in zip(inputs, padded.pads, padded.call.operands, strict=True):
+            index = Index(given.counts) if given.counts is not None else None
+            put(x, TensorType(ALONE, (), pads=pads, index=index))
         outputs = tensors_in(padded.call.run(*inputs))
         types = [type_of(output) for output in outputs]
     found = [t for t in types if t is not None]

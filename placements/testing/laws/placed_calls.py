@@ -136,6 +136,8 @@ def placed_calls(draw: st.DrawFn, *, name: str) -> PlacedCall:
         )
         types.append(layout.types(mesh, given.shape))
     for k, given in enumerate(call.operands):
+        if given.counts is not None and draw(st.booleans()):
+            types[k] = [t.with_index(Index(given.counts)) for t in types[k]]
         if given.rows_of is not None:
             types[k] = draw(_with_domain(call, given, types[k], types[given.rows_of[0]]))
     shared = tuple(axis for axis in mesh.axes if call.drawn and draw(st.booleans()))
