@@ -4,12 +4,17 @@ Operands are the tensors among the arguments and, where an op takes numbers as v
 numbers that belong to mesh axes (`numbers.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 from torch import Tensor
 
+from placements.checker.arguments import (
+    operands_in,
+    seen_by_inference,
+    tensors_in,
+    with_operands,
+)
 from placements.checker.lookup import Call
 from placements.inference import padding
 from placements.inference.fixes import Fix, fixes, pad_advice
@@ -77,8 +82,8 @@ class CallInference:
     def _bind(self) -> None:
         """Put every argument into its slot, and see that the row says what it is there."""
         left = iter(self.operands)
-        args = [_seen(arg, left) for arg in self.args]
-        kwargs = {name: _seen(arg, left) for name, arg in self.kwargs.items()}
+        args = [seen_by_inference(arg, left) for arg in self.args]
+        kwargs = {name: seen_by_inference(arg, left) for name, arg in self.kwargs.items()}
         op = self.call.op
         bound = bind(self.call.signatures, args, kwargs)
         if bound is None:
@@ -230,7 +235,7 @@ class CallInference:
         """The op's flow as a function of its operands, other arguments given."""
         op = self.call.op
         slots = {
-            slot: _replaced(value, operands)
+            slot: with_operands(value, operands)
             for slot, value in self.bound.items()
             if slot not in SETTINGS
         }
@@ -251,64 +256,6 @@ class CallInference:
             for number in numbers_in(self.bound.get(slot)):
                 found = _each(found, number)
         return found
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments, slices included, in order of appearance."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(cast(Any, value).values()))
-
-
-def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
-    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
-    if isinstance(arg, Tensor):
-        return next(operands)
-    if isinstance(arg, np.generic):
-        return cast(Any, arg).item()
-    if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        seen = [_seen(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(arg, slice):
-        bounds = cast(Any, arg)
-        return slice(
-            *(_seen(b, operands) for b in (bounds.start, bounds.stop, bounds.step))
-        )
-    return arg
-
-
-def operands_in(value: Any) -> Iterator[Operand]:
-    if isinstance(value, Operand):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from operands_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from operands_in(item)
-
-
-def _replaced(value: Any, operands: Sequence[Operand]) -> Any:
-    """The value with each operand replaced by the one in its position."""
-    if isinstance(value, Operand):
-        return operands[value.position]
-    if isinstance(value, list | tuple):
-        items = cast(Any, value)
-        seen = [_replaced(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(value, slice):
-        bounds = cast(Any, value)
-        ends = (bounds.start, bounds.stop, bounds.step)
-        return slice(*(_replaced(end, operands) for end in ends))
-    return value
 
 
 def _operand(

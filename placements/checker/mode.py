@@ -9,8 +9,9 @@ from typing import Any, cast
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from placements.checker.arguments import tensors_in
 from placements.checker.block import opened
-from placements.checker.call import CallInference, UnknownForm, tensors_in
+from placements.checker.call import CallInference, UnknownForm
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
