@@ -4,17 +4,12 @@ Operands are the tensors among the arguments and, where an op takes numbers as v
 numbers that belong to mesh axes (`numbers.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from torch import Tensor
 
-from placements.checker.arguments import (
-    operands_in,
-    seen_by_inference,
-    tensors_in,
-    with_operands,
-)
 from placements.checker.lookup import Call
 from placements.inference import padding
 from placements.inference.fixes import Fix, fixes, pad_advice
@@ -33,9 +28,9 @@ from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
 from placements.runtime.errors import PlacementError, mismatch, refused_call, type_or_error
-from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard
+from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
 # A tensor, or a number that stands for one.
@@ -57,9 +52,15 @@ class CallInference:
     """What is known of one call before it runs."""
 
     def __init__(
-        self, call: Call, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        call: Call,
+        where: str,
+        mesh: Mesh,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         self.call, self.where, self.args, self.kwargs = call, where, args, kwargs
+        self.mesh = mesh
         self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
         self.bound: dict[str, Any] = {}
         self._is_bound = False
@@ -73,7 +74,7 @@ class CallInference:
         tensors = self.tensors
         types = [tags.get(tensor) for tensor in tensors]
         self.operands = [
-            _operand(tensor, known, self.where, k)
+            _operand(tensor, known, self.mesh, self.where, k)
             for k, (tensor, known) in enumerate(zip(tensors, types, strict=True))
         ]
         self._bind()
@@ -135,7 +136,7 @@ class CallInference:
 
     def _number(self, number: RankNumber) -> Operand:
         """The number as one more operand of the call."""
-        operand = number_operand(number, checked_mesh(), len(self.operands))
+        operand = number_operand(number, self.mesh, len(self.operands))
         self.things.append(number)
         self.operands.append(operand)
         return operand
@@ -239,7 +240,7 @@ class CallInference:
             for slot, value in self.bound.items()
             if slot not in SETTINGS
         }
-        first: tuple[Any, ...] = (checked_mesh(),) if self.call.takes_mesh else ()
+        first: tuple[Any, ...] = (self.mesh,) if self.call.takes_mesh else ()
         if self.call.takes_shared:
             slots["shared"] = current.shared_axes
         found = self._by_choices(op.flow(op, *first, **slots))
@@ -259,14 +260,15 @@ class CallInference:
 
 
 def _operand(
-    tensor: Tensor, known: TensorType | None, where: str, position: int
+    tensor: Tensor, known: TensorType | None, mesh: Mesh, where: str, position: int
 ) -> Operand:
     if known is None or known.fresh is not None:
         known = type_or_error(tensor, where)
     dtype = str(tensor.dtype).removeprefix("torch.")
     operand = Operand(known, tuple(tensor.shape), dtype, position)
-    mesh = checked_mesh()
-    if known.mesh.num_ranks != mesh.num_ranks and not known.is_number:
+    if known.mesh is mesh or known.is_number:
+        return operand
+    if known.mesh.num_ranks != mesh.num_ranks:
         raise refused_call(
             where,
             f"{name_of(tensor) or 'a tensor'} got its type on {known.mesh!r}, which has "
@@ -310,3 +312,64 @@ def _written(target: Operand, found: TensorType) -> TensorType:
         repr(found[axis]) if axis else repr(found),
         kind="policy",  # docs/decisions.md, 6: whatever else would be right
     )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments, slices included, in order of appearance."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(cast(Any, value).values()))
+
+
+def seen_by_inference(arg: Any, operands: Iterator[Operand]) -> Any:
+    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
+    if isinstance(arg, Tensor):
+        return next(operands)
+    if isinstance(arg, np.generic):
+        return cast(Any, arg).item()
+    if isinstance(arg, list | tuple):
+        items = cast(Any, arg)
+        seen = [seen_by_inference(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
+    if isinstance(arg, slice):
+        bounds = cast(Any, arg)
+        return slice(
+            *(
+                seen_by_inference(b, operands)
+                for b in (bounds.start, bounds.stop, bounds.step)
+            )
+        )
+    return arg
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from operands_in((bounds.start, bounds.stop, bounds.step))
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from operands_in(item)
+
+
+def with_operands(value: Any, operands: Sequence[Operand]) -> Any:
+    """The value with each operand replaced by the one in its position."""
+    if isinstance(value, Operand):
+        return operands[value.position]
+    if isinstance(value, list | tuple):
+        items = cast(Any, value)
+        seen = [with_operands(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
+    if isinstance(value, slice):
+        bounds = cast(Any, value)
+        ends = (bounds.start, bounds.stop, bounds.step)
+        return slice(*(with_operands(end, operands) for end in ends))
+    return value

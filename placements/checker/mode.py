@@ -9,9 +9,8 @@ from typing import Any, cast
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from placements.checker.arguments import tensors_in
 from placements.checker.block import opened
-from placements.checker.call import CallInference, UnknownForm
+from placements.checker.call import CallInference, UnknownForm, tensors_in
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
@@ -145,7 +144,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 rule="other names for the same memory would not know",
                 advice="use the result",
             )
-        inference = CallInference(call, where, args, kwargs)
+        inference = CallInference(call, where, self._mesh or NO_MESH, args, kwargs)
         tensors = inference.tensors
         if tensors and tags.get(tensors[0]) is None:
             # It is being initialised, or copied (by a module's `to`, a state dict) before

@@ -136,7 +136,7 @@ def _read(
         row = unchanged(before)
     # Where the tensor is not what `src` says, that is refused, and not what follows of it.
     known = tags.get(x) if checked else None
-    is_as_said = known is None or known.get(ranks.axis, before) == before
+    is_as_said = known is None or known.by_axis.get(ranks.axis, before) == before
     added = 0 if row is None else row.dims_added
     new_dim = _row_dim(call, new_dim, x, added) if added and is_as_said else 0
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = (), ()

@@ -40,8 +40,9 @@ def retyped(
     mesh, rank = x.type.mesh, x.type.mesh.place[axis]
     shape = list(x.shape)
     pads = moved_pads(row, x, axis, new_dim)
-    others: dict[str, AxisType] = {a: t for a, t in x.type.items() if a != axis}
-    src = x.type[axis]
+    types = x.type if x.type.orders else x.type.by_axis  # cuts of one dim keep their order
+    others: dict[str, AxisType] = {a: t for a, t in types.items() if a != axis}
+    src = x.type.by_axis[axis]
     match row.action:
         case "gather" | "place" | "recut":
             dim, extent = _cut_of(x, axis, src)
