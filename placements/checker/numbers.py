@@ -245,7 +245,11 @@ def numbers_read(x: Tensor, value: Any) -> Any:
 
 def _belonging_to(letters: tuple[tuple[str, str], ...], value: Any) -> Any:
     if isinstance(value, list):
-        return [_belonging_to(letters, item) for item in cast(Any, value)]
+        # Whole numbers count rows and choose them; lists of floats are for people to read.
+        return [
+            _belonging_to(letters, item) if isinstance(item, int | list) else item
+            for item in cast(Any, value)
+        ]
     return belonging(value, Facts(letters, "item()"))
 
 

@@ -42,6 +42,7 @@ from placements.runtime.ledger import Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
+from placements.types.errors import ArgumentError
 from placements.types.extents import Even, Extent, Padded
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
@@ -218,7 +219,7 @@ def _row_dim(call: str, new_dim: int, x: Tensor, added: int) -> int:
     """Which dim a row per rank is added at (`added` is 1) or taken from (-1)."""
     dims = x.dim() + (added == 1)
     if not -dims <= new_dim < dims:
-        raise ValueError(
+        raise ArgumentError(
             f"{call}: dim {new_dim} is none of the {dims} dims of the "
             f"{'result' if added == 1 else 'tensor'}"
         )

@@ -157,6 +157,8 @@ def _choose_move(
     src: AxisType = (
         actual if choose([True, True, True, False]) else choose(sources or [actual])
     )
+    if not ndims[arg] and call in ("all_to_all", "reduce_scatter"):
+        return None  # they move rows, and one number has none
     return move_of(call, arg, axis, src, choose(targets)) if targets else None
 
 

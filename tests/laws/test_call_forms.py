@@ -62,8 +62,12 @@ ON_PURPOSE: dict[str, str] = {
 }
 
 
+# Ops that a library registered (`spmd_moe::grouped_mm`) are for that library to draw.
+NAMES = sorted(op for op in OPS if "::" not in op)
+
+
 def group(number: int) -> list[str]:
-    return sorted(OPS)[number::GROUPS]
+    return NAMES[number::GROUPS]
 
 
 def check_forms(ops: Sequence[str], forms: int) -> None:
@@ -90,8 +94,8 @@ def test_every_form_is_true_or_refused(number: int, request: pytest.FixtureReque
 
 
 def test_every_op_of_the_table_is_drawn() -> None:
-    assert [op for op in OPS if not signatures(op)] == []
-    assert json.loads(FLOOR.read_text())["ops"].keys() == OPS.keys()
+    assert [op for op in NAMES if not signatures(op)] == []
+    assert sorted(json.loads(FLOOR.read_text())["ops"]) == NAMES
 
 
 def test_a_seed_draws_the_same_forms_each_time() -> None:

@@ -47,7 +47,6 @@ SOME = [
     "roles | views: narrow, start | choice -> size",
     "roles | views: narrow, start | choice -> flag",
     "roles | factories: zeros ..., size | size -> flag",
-    "roles | reductions: sum, dim | dim -> choice",
     "roles | reductions: sum, keepdim | flag -> left out",
     "roles | gathers: __getitem__, idx | subscript -> choice",
 ]

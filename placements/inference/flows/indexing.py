@@ -210,7 +210,7 @@ def scatter(
             operand=input, expected="scatter_add or scatter_reduce", kind="policy",
         )  # fmt: skip
     src = value if src is None else src
-    check_aligned(input, index, src)
+    check_aligned(input, index, *([src] if isinstance(src, Operand) and src.ndim else []))
     along = dim % input.ndim
     axes = addressed_axes(index, input, along)
     # To sum at the index is linear, and spreads over ranks, whatever the op is called.

@@ -133,7 +133,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
                 continue
             follows = sizes[j].rows == -1 or axis in dict(sizes[j].cuts)
             said = dict(sizes[j].cuts).get(axis, whole)
-            if said != whole:
+            if said.sizes != whole.sizes:
                 continue  # the size was read from a dim that is cut otherwise
             if not follows and len(set(whole.sizes)) > 1:
                 continue  # the number is the same on all ranks of the axis
