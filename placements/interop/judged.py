@@ -25,7 +25,7 @@ from placements.testing.programs import (
     evaluate,
 )
 from placements.testing.ranks.crashes import crash_of
-from placements.types.axis import AxisType, R, Shard
+from placements.types.axis import AxisType, R, Shard, V
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
@@ -157,9 +157,10 @@ def _choose_move(
     src: AxisType = (
         actual if choose([True, True, True, False]) else choose(sources or [actual])
     )
-    if not ndims[arg] and call in ("all_to_all", "reduce_scatter"):
-        return None  # they move rows, and one number has none
-    return move_of(call, arg, axis, src, choose(targets)) if targets else None
+    dst: AxisType | None = choose(targets) if targets else None
+    if not ndims[arg] and (call in ("all_to_all", "reduce_scatter") or dst == V):
+        return None  # they move rows, or take one, and a number has none
+    return None if dst is None else move_of(call, arg, axis, src, dst)
 
 
 def _is_answer(
