@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextvars import copy_context
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -247,7 +248,8 @@ def _report(message: bytes) -> bytes:
     try:
         sys.path[:], inner = pickle.loads(message)
         task, args = pickle.loads(inner)
-        return pickle.dumps((True, task(args)))
+        # What a task leaves set (a current mesh) ends with it.
+        return pickle.dumps((True, copy_context().run(task, args)))
     except BaseException as error:
         text = describe_error(error)
         error.add_note("".join(traceback.format_exception(error)))

@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -226,7 +227,10 @@ class _SimulatedWorld:
                 self.simulation.clear()
                 self.worlds = self.scheduler.run(self._set_up)
             self.ready = False
-            results = self.scheduler.run(lambda rank: task(copies[rank]), timeout)
+            # What a program leaves set (a current mesh) ends with it.
+            results = self.scheduler.run(
+                lambda rank: copy_context().run(task, copies[rank]), timeout
+            )
             unmatched = self.simulation.unmatched()
             if unmatched:
                 pending = [["returned"] for _ in self.worlds]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from placements import current_mesh, set_current_mesh
 from placements.testing import RankFailure, device_mesh, run_ranks
 from placements.testing.ranks.backend import SimGroup
 
@@ -318,3 +319,16 @@ def test_ranks_that_poll_for_ever_run_into_the_timeout() -> None:
     with pytest.raises(RankFailure, match="without any collective"):
         run_ranks(3, program, timeout=0.5)
     assert run_ranks(3, total) == [6.0] * 3
+
+
+def leave_a_mesh_set() -> str:
+    before = repr(current_mesh())
+    set_current_mesh({"left": 2})  # without `with`, so that nothing ends it
+    return before
+
+
+@pytest.mark.parametrize("backend", ["sim", "gloo"])
+def test_what_a_program_leaves_set_ends_with_it(backend: str) -> None:
+    first = run_ranks({"tp": 2}, leave_a_mesh_set, backend=backend)
+    assert run_ranks({"tp": 2}, leave_a_mesh_set, backend=backend) == first
+    assert all("left" not in mesh for mesh in first)
