@@ -83,7 +83,10 @@ EXCEPTIONS = {
     "placements/inference/ops.py": (480, "a table"),
     "placements/parameters/gradients.py": (390, "one plan: look at all, sum, mark"),
     "placements/runtime/gradient_watch.py": (400, "the states of one gradient in backward"),
-    "placements/testing/ranks/run.py": (370, "one call: its checks, its world, its results"),
+    "placements/testing/ranks/run.py": (
+        370,
+        "one call: its checks, its world, its results",
+    ),
     "placements/testing/compare/drawn_cases.py": (400, "a case, drawn and printed as code"),
     "placements/types/extents.py": (450, "a table: one class for each extent"),
     "placements/verification/mode.py": (380, "one mode: everything that it logs"),
