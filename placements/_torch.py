@@ -125,6 +125,12 @@ def stance() -> tuple[Any, str, Any] | None:
     return frames, "_stance", frames.DynamoStance("force_eager")
 
 
+def is_eager() -> bool:
+    """Whether torch.compile has the stance that runs code as it is written."""
+    kept = stance()
+    return kept is not None and getattr(kept[0], kept[1]).stance == "force_eager"
+
+
 def version_of(tensor: Tensor) -> int:
     """How often a tensor's memory was written in place."""
     return -1 if tensor.is_inference() else tensor._version

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements._torch import unseen
+from placements._torch import is_eager, unseen
 from placements.checker.writes import count_write, reading_only
 from placements.runtime import tags
 from placements.runtime.callsite import in_hook_of_user, name_of
@@ -210,7 +210,8 @@ def refusing_weight(l1_loss: Any) -> Any:
 
     @functools.wraps(l1_loss)  # torch hands this function on where the mode looks it up
     def refusing_weight(*args: Any, **kwargs: Any) -> Any:
-        if current.mode is not None and kwargs.get("weight") is not None:
+        weight = kwargs.get("weight", args[5] if len(args) > 5 else None)
+        if current.mode is not None and weight is not None:
             raise refused_call(
                 "l1_loss",
                 "torch does not hand the argument 'weight' on while a mode is active",
@@ -229,9 +230,19 @@ def compiling_later(compile: Any) -> Any:
     def compiling_later(model: Any = None, **options: Any) -> Any:
         if model is None:
             return functools.partial(compiling_later, **options)
-        compiled = compile(model, **options)
         if isinstance(model, nn.Module):
-            return compiled
+            if current.mode is not None and not is_eager():
+                raise refused_call(
+                    "torch.compile",
+                    "a module that is compiled inside a block would be traced with the "
+                    "checker in it",
+                    name=type(model).__name__,
+                    rule="code in a block runs as it is written",
+                    advice="compile the module before the block; it runs as it is written "
+                    "inside",
+                )
+            return compile(model, **options)
+        compiled = compile(model, **options)
 
         @functools.wraps(model)
         def called(*args: Any, **kwargs: Any) -> Any:
