@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep mutants lint format docs bench clean
+.PHONY: run test test-torch test-newest newest test-deep test-models models-page mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,14 @@ newest: $(READY)
 
 test-deep: $(READY)
 	$(PYTEST) --placements-profile deep
+
+# Real models of transformers, in every setting.
+test-models: $(READY)
+	$(BIN)/python -m tests.models
+
+# The same as a page; it takes too long for `make docs`.
+models-page: $(READY)
+	$(BIN)/python -m tests.models --markdown > docs/models.md
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants

@@ -14,6 +14,9 @@ from benchmarks import (
     annotated_call,
     checked_ops,
     erased_layer,
+    first_pass,
+    new_shapes,
+    real_models,
     type_memory,
     verified_step,
 )
@@ -25,6 +28,9 @@ def main() -> int:
         *annotated_call.measure(),
         *erased_layer.measure(),
         *checked_ops.measure(),
+        *real_models.measure(),
+        *new_shapes.measure(),
+        *first_pass.measure(),
         *type_memory.measure(),
         *verified_step.measure(),
     ]

@@ -18,6 +18,7 @@ interop        other checkers as second opinions
 from placements._torch import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch import WatchesItsState as WatchesItsState
 from placements._torch import in_backward as in_backward
+from placements.annotations.boundaries import move_at as move_at
 from placements.annotations.declarations import assert_type as assert_type
 from placements.annotations.declarations import declare as declare
 from placements.annotations.declarations import type_of as type_of
@@ -52,6 +53,8 @@ from placements.parameters.checkpoint import (
 from placements.parameters.clipping import clip_grad_norm_ as clip_grad_norm_
 from placements.parameters.gradients import gradient_axes as gradient_axes
 from placements.parameters.gradients import reduce_gradients as reduce_gradients
+from placements.parameters.pieces import hold_pieces as hold_pieces
+from placements.runtime.errors import BranchWarning as BranchWarning
 from placements.runtime.errors import PlacementError as PlacementError
 from placements.runtime.errors import UncheckedWarning as UncheckedWarning
 from placements.runtime.ledger import ledger as ledger

@@ -133,7 +133,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether F.grouped_mm takes the operand: one dim dense, the others 16-byte aligned."""
+    """Return whether F.grouped_mm takes it: one dim dense, the others 16-byte aligned."""
     if x.dtype == torch.float64 or _is_narrow_on_cpu(x):
         return False
     strides = x.stride()

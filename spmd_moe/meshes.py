@@ -28,7 +28,7 @@ def current_mesh_of(wanted: Mapping[str, int]) -> Mesh:
 
 
 def has_axis(mesh: Mesh, axis: str) -> bool:
-    """Whether there is anything to move over `axis`.
+    """Return whether there is anything to move over `axis`.
 
     A mesh may leave out an axis of one rank. `mesh` is one that `current_mesh_of` gave, so
     it leaves out no other.

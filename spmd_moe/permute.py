@@ -56,9 +56,11 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     stop the program at an index out of range.
     """
     has_values = expert_ids_TK.device.type == "cpu" and not _is_dispatched(expert_ids_TK)
-    if not has_values or torch.compiler.is_compiling() or expert_ids_TK.numel() == 0:
+    if not has_values or torch.compiler.is_compiling():
         return
     with unchecked():  # the result of this check is not used in the computation
+        if expert_ids_TK.numel() == 0:
+            return
         least, most = (int(end) for end in expert_ids_TK.aminmax())
     if least < 0 or most >= num_experts:
         wrong = least if least < 0 else most
@@ -69,7 +71,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
 
 
 def _is_dispatched(x: Tensor) -> bool:
-    """Whether a subclass computes by itself: its values may be elsewhere, or nowhere."""
+    """Return whether a subclass computes by itself: its values may be elsewhere."""
     return cast(Any, type(x)).__torch_dispatch__ is not cast(Any, Tensor).__torch_dispatch__
 
 
@@ -110,7 +112,8 @@ def split_sizes(
     """
     ranks, experts = sent_WG.shape
     if sent_WG.is_meta:
-        turns, rest = divmod(num_rows, ranks * experts)
+        # The stand-in is the same for every rank, so plain numbers are right here.
+        turns, rest = divmod(int(num_rows), int(ranks * experts))
         before = [turns * e + min(rest, e) for e in range(0, ranks * experts + 1, experts)]
         sent = [end - start for start, end in pairwise(before)]
         return sent, [sent[place]] * ranks

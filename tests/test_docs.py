@@ -41,6 +41,40 @@ def test_the_rules_command_prints_every_op_and_reason() -> None:
             assert all(cell.replace("|", "\\|") in out for cell in row)
 
 
+# Pages that lead a reader to files and to names in them.
+GUIDES = [ROOT / "placements" / "README.md", ROOT / "CONTRIBUTING.md",
+          ROOT / "docs" / "architecture.md"]  # fmt: skip
+SOURCES = [
+    f for top in ("placements", "spmd_moe", "tests") for f in (ROOT / top).rglob("*.py")
+]
+
+
+def lost(text: str) -> list[str]:
+    """The files that a text names and that do not exist, and names that are not in them."""
+    found: list[str] = []
+    for path in re.findall(r"`([\w/]+/\w+\.py)`", text):
+        if not any(f"/{f.as_posix()}".endswith(f"/{path}") for f in SOURCES):
+            found.append(path)
+    for name, path in re.findall(
+        r"`([\w.]+)`(?: and `\w+`)? (?:in|of) `([\w/]+\.py)`", text
+    ):
+        files = [f for f in SOURCES if f"/{f.as_posix()}".endswith(f"/{path}")]
+        last = name.split(".")[-1]
+        if not any(re.search(rf"\b{last}\b", f.read_text()) for f in files):
+            found.append(f"{name} in {path}")
+    return found
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda f: f.name)
+def test_guides_name_what_is_there(page: Path) -> None:
+    text = page.read_text()
+    assert lost(text) == []
+    assert lost(f"{text}\n`types/gone.py`, `gone` in `types/axis.py`") == [
+        "types/gone.py",
+        "gone in types/axis.py",
+    ]
+
+
 def without_digits(text: str) -> list[str]:
     """Lines without what may differ by processor or edit: last digits, line numbers."""
     masked = re.sub(r"\de-\d\d|\.py:\d+", "_", text)

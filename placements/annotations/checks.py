@@ -20,14 +20,14 @@ from placements.runtime.describe import dtype_name, short_dtype
 from placements.runtime.errors import refused
 from placements.runtime.mesh import checked_mesh, unknown_axis_here
 from placements.runtime.state import observer
-from placements.types.axis import AxisType, Shard
+from placements.types.axis import AxisType, I, Shard
 from placements.types.padding import print_pads
 from placements.types.tensor import TensorType
 from placements.types.text import Described
 
 
 @dataclass(frozen=True)
-class Failure:
+class Misfit:
     """One argument that does not fit, in the words of the headline."""
 
     name: str
@@ -45,7 +45,8 @@ class Checks:
         self.where = where
         self.arguments = arguments
         self.variables: dict[str, tuple[AxisType, str]] = {}
-        self.failures: list[Failure] = []
+        self.waiting: list[tuple[str, TensorType, int, str, Variable]] = []
+        self.failures: list[Misfit] = []
         self.tensors: list[str] = []
         self.crossed: list[tuple[str, Tensor, TensorType]] = []
 
@@ -76,7 +77,7 @@ class Checks:
             self._plain(name, value, Union[tuple(others)])  # noqa: UP007
             return
         before = self.failures
-        tried: list[list[Failure]] = []
+        tried: list[list[Misfit]] = []
         for option in tensors:
             self.failures = []
             self.value(name, value, option)
@@ -165,7 +166,7 @@ class Checks:
             self.tensors.append(f"{name} {_printed(value, hint, tags.get(value))}")
 
     def _dtype(self, name: str, value: Tensor, hint: Any) -> bool:
-        """Whether the tensor has a dtype that the hint states; a failure if not."""
+        """Return whether the tensor has a dtype that the hint states; a failure if not."""
         stated, actual = stated_dtypes(hint), dtype_name(value)
         if stated is None or actual in stated:
             return True
@@ -191,10 +192,12 @@ class Checks:
         actual = known[axis]
         source = ""
         if isinstance(pattern, Variable):
-            if known.is_number:
-                return  # it goes with any type, so it says none
             if pattern.name not in self.variables:
-                self.variables[pattern.name] = actual, name
+                if known.is_also(axis, I):
+                    # A constant goes with several types, so it waits for another to bind.
+                    self.waiting.append((name, known, ndim, axis, pattern))
+                else:
+                    self.variables[pattern.name] = actual, name
                 return
             expected, first = self.variables[pattern.name]
             source = f" ({pattern.name!r}, bound by {first})"
@@ -202,7 +205,7 @@ class Checks:
             expected = pattern
         if isinstance(expected, Shard) and expected.dim < 0:
             expected = Shard(expected.dim % ndim, expected.extent)
-        if actual != expected and not known.is_number:
+        if actual != expected and not known.is_also(axis, expected):
             self._fail(
                 name,
                 f"is {actual!r} on axis {axis!r}, expected {expected!r}{source}",
@@ -221,10 +224,13 @@ class Checks:
         axis: str | None = None,
         fix: Fix | None = None,
     ) -> None:
-        self.failures.append(Failure(name, text, axis, expected, actual, fix))
+        self.failures.append(Misfit(name, text, axis, expected, actual, fix))
 
     def finish(self) -> None:
         """Raise one error for all failures, or else tell the listener of the values."""
+        waiting, self.waiting = self.waiting, []
+        for constant in waiting:
+            self._axis(*constant)
         if not self.failures:
             watcher = observer()
             for name, value, known in self.crossed if watcher is not None else ():
@@ -289,14 +295,14 @@ def is_array(hint: Any) -> bool:
 
 
 def arrays_in(hint: Any) -> tuple[Any, ...]:
-    """The jaxtyping annotations in a hint: one, or those of a union."""
+    """Return the jaxtyping annotations in a hint: one, or those of a union."""
     options = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
     return tuple(filter(is_array, options))
 
 
 @functools.lru_cache(maxsize=4096)
 def stated_dtypes(hint: Any) -> list[str] | None:
-    """The names of the dtypes that a hint allows; None: any."""
+    """Return the names of the dtypes that a hint allows; None: any."""
     found: list[str] = []
     for array in arrays_in(hint):
         names: Any = array.dtypes

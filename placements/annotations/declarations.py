@@ -1,23 +1,26 @@
 """Declare the types of tensors and of a module's parameters, and ask for a type."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from placements._torch import unseen
+from placements._torch import modules_below, tensor_in, unseen
 from placements.checker.padding import declare_padding
 from placements.inference.rules import DIM_REASONS
 from placements.runtime import tags
 from placements.runtime.callsite import located
-from placements.runtime.declared import declared
+from placements.runtime.declared import declared, declared_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch, type_or_error, wrong_type
+from placements.runtime.filled import up_to_date
 from placements.runtime.mesh import checked_mesh
-from placements.runtime.state import current, observer
-from placements.runtime.tags import declarations, remember
+from placements.runtime.state import checkers, current, observer
+from placements.runtime.tags import Declaration, declarations, mark_as_root, remember
 from placements.types.axis import Shard, TypesLike
 from placements.types.index import Index
+from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 from placements.types.text import as_axis_type
 
@@ -43,7 +46,10 @@ def assert_type(
     with unseen():
         known = tags.get(x)
         if known is None or known.fresh is not None:
-            tags.put(x, declared(checked_mesh(), types, tuple(x.shape), index))
+            wanted = declared(checked_mesh(), types, tuple(x.shape), index)
+            if known is not None and known.mesh == wanted.mesh:
+                _check_known_sizes(x, known, wanted)
+            tags.put(x, wanted)
         else:
             check_said(x, known, types)
             if index is not None:
@@ -52,6 +58,17 @@ def assert_type(
             tags.put(x, declare_padding(x, type_or_error(x, "assert_type"), valid))
         observe("assert_type", None, x)
     return x
+
+
+def _check_known_sizes(x: Tensor, known: TensorType, wanted: TensorType) -> None:
+    """Raise PlacementError if a factory's tensor was sized or filled as another type.
+
+    A constant of plain sizes may be declared to be anything. One that has the sizes of a
+    piece, or is filled with such a size, is a piece or a summand whatever anybody says.
+    """
+    for axis, t in known.items():
+        if t.letter in "SP" and t != wanted[axis]:
+            raise wrong_type("assert_type", x, known, axis, repr(wanted[axis]), repr(t))
 
 
 def observe(where: str, name: str | None, x: Tensor) -> None:
@@ -83,42 +100,84 @@ def check_said(x: Tensor, known: TensorType, types: TypesLike) -> None:
 def type_of(x: Tensor) -> TensorType | None:
     """The tensor's type, a mapping axis -> type; None if it has none."""
     with unseen():
-        return tags.get(x)
+        return up_to_date(x)
 
 
 def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
     """Declare the types of a module's parameters and buffers, by name.
 
+    A `*` in a name stands for any text, dots included, so that one line declares somebody
+    else's model: `declare(model, {"*": {"dp": R}})`. `?` and `[...]` stand for one letter,
+    as in names of files. The first name that fits holds.
+
     The declaration belongs to the module, so it survives what makes new parameters:
     deepcopy, `to_empty`, `load_state_dict(assign=True)`, FSDP2. The tensors are stamped
-    each time the module is called under `typecheck()`.
+    each time `module`, or the module that holds them, is called under `typecheck()`.
     """
-    for name, given in types.items():
+    for name, given in by_whole_name(module, types).items():
         owner_name, _, leaf = name.rpartition(".")
         owner = module.get_submodule(owner_name)
-        if getattr(owner, leaf, None) is None:
-            known = [n for n, _ in [*module.named_parameters(), *module.named_buffers()]]
-            raise ValueError(f"no parameter or buffer {name!r}; there are {known}")
-        _check_same(name, getattr(owner, leaf), given)
+        tensor = getattr(owner, leaf)
+        if current.mode is not None:
+            with unseen():
+                wanted = declared(checked_mesh(), given, tuple(tensor.shape))
+                _check_same("declare", name, tensor, wanted)
         if not declarations(owner):
-            _called(module, owner_name).register_forward_pre_hook(_stamp_before)
+            called = _called(module, owner_name)
+            hook = _stamp_before if called is owner else _stamp_lists_before
+            called.register_forward_pre_hook(hook)
         remember(owner, leaf, given)
+    if mark_as_root(module):
+        module.register_forward_pre_hook(_stamp_tree_before)
 
 
-def _check_same(name: str, tensor: Tensor, given: TypesLike) -> None:
-    """Raise PlacementError if the tensor already has another type."""
+def by_whole_name(
+    module: nn.Module, types: Mapping[str, TypesLike]
+) -> dict[str, TypesLike]:
+    """Return the declarations with each `*` replaced by the names that it stands for."""
+    every = [
+        *(name for name, _ in module.named_parameters(remove_duplicate=False)),
+        *(name for name, _ in module.named_buffers(remove_duplicate=False)),
+    ]
+    found: dict[str, TypesLike] = {}
+    for name, given in types.items():
+        if any(character in name for character in "*?["):
+            meant = [one for one in every if fnmatchcase(one, name)]
+        else:
+            meant = [name] if _attribute(module, name) is not None else []
+        if not meant:
+            raise ValueError(f"no parameter or buffer {name!r}; there are {every}")
+        found = dict.fromkeys(meant, given) | found
+    return found
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    """Return what the module, or one below it, has under the name, or None."""
+    for part in name.split("."):
+        module = getattr(module, part, None)  # pyright: ignore[reportAssignmentType]
+    return module
+
+
+def _check_same(where: str, name: str, tensor: Tensor, wanted: TensorType) -> None:
+    """Raise PlacementError if the tensor is known to have another type.
+
+    A tied parameter may have two declarations, and a tensor with a type of its own may
+    have taken the place of a declared parameter. Extents are left alone: outside of a
+    block a parameter may have been replaced by a piece of another length.
+    """
     known = tags.get(tensor)
-    if current.mode is None or known is None or known.fresh is not None:
+    if known is None or known.fresh is not None or known.mesh != wanted.mesh:
         return
-    with unseen():
-        wanted = declared(checked_mesh(), given, tuple(tensor.shape))
-    if known.mesh == wanted.mesh and known.types != wanted.types:
-        axis = next(a for a in wanted if wanted[a] != known[a])
-        raise mismatch(
-            located("declare"), name, axis, repr(wanted[axis]), repr(known[axis]),
-            rule="it was said to be another type before",
-            operands=[described(tensor, known)],
-        )  # fmt: skip
+    for axis, t in wanted.items():
+        other = known[axis]
+        cuts = [x.dim for x in (t, other) if isinstance(x, Shard)]
+        if t.letter != other.letter or len(set(cuts)) > 1:
+            raise mismatch(
+                located(where), name, axis, repr(t), repr(other),
+                rule="a parameter is what it was declared to be, and this tensor is known "
+                "to be something else",
+                operands=[described(tensor, known)],
+            )  # fmt: skip
 
 
 # Modules that are never called: the module that holds them uses their parameters.
@@ -126,7 +185,7 @@ _LISTS = (nn.ParameterList, nn.ParameterDict)
 
 
 def _called(module: nn.Module, path: str) -> nn.Module:
-    """The module of this name; of a list of parameters, the module that holds it."""
+    """Return the module of this name; of a list of parameters, the module that holds it."""
     owner = module.get_submodule(path)
     while path and isinstance(owner, _LISTS):
         path = path.rpartition(".")[0]
@@ -136,22 +195,60 @@ def _called(module: nn.Module, path: str) -> nn.Module:
 
 def stamp(module: nn.Module) -> None:
     """Give the module's own parameters and buffers the types declared for them."""
-    with unseen():
-        _stamp_own(module)
-        for child in module.children():
-            if isinstance(child, _LISTS):
-                _stamp_own(child)
+    lists = [child for child in module.children() if isinstance(child, _LISTS)]
+    _stamp([module, *lists])
 
 
-def _stamp_own(module: nn.Module) -> None:
-    for name, types in declarations(module).items():
-        tensor = getattr(module, name)
-        tags.put(tensor, declared(checked_mesh(), types, tuple(tensor.shape)))
-        watcher = observer()
-        if watcher is not None:
-            watcher.stamped(module, name, tensor)
+def _stamp(owners: Sequence[nn.Module]) -> None:
+    """Give the own tensors of modules their declared types, while checking is on.
+
+    It runs at each call of a module, and most tensors have their types from the last one.
+    """
+    mode = current.mode
+    if mode is None:
+        return
+    mesh, watcher = checked_mesh(), mode.observer
+    for owner in owners:
+        for name, types in declarations(owner).items():
+            tensor = tensor_in(owner, name)
+            if tensor is None:  # a buffer that the module has taken away since
+                continue
+            if watcher is None and _has_type_of_last_call(tensor, mesh, types):
+                continue
+            with unseen():
+                wanted = declared_of(mesh, types, tensor.shape)
+                if tags.get(tensor) is not wanted:
+                    _check_same(f"{type(owner).__name__}()", name, tensor, wanted)
+                    tags.put(tensor, wanted)
+                if watcher is not None:
+                    watcher.stamped(owner, name, tensor)
+
+
+def _has_type_of_last_call(tensor: Tensor, mesh: Mesh, types: Declaration) -> bool:
+    """Return whether a tensor has the type that its declaration gave last.
+
+    Where the type says how a dim is cut, it depends on the shape, so the shape decides.
+    """
+    last = types.last
+    return (
+        last is not None
+        and tags.get(tensor) is last[2]
+        and last[0] is mesh
+        and not last[2].cut_dims
+    )
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
-    if current.mode is not None:
+    if checkers.count:
+        _stamp((module,))
+
+
+def _stamp_lists_before(module: nn.Module, args: Any) -> None:
+    if checkers.count:
         stamp(module)
+
+
+def _stamp_tree_before(module: nn.Module, args: Any) -> None:
+    """Stamp all that is below, because a parameter may be used by any module above it."""
+    if checkers.count:
+        _stamp(modules_below(module))

@@ -118,7 +118,7 @@ class On:
         return hash(self._said())
 
     def _said(self) -> tuple[object, ...]:
-        """All that it says. `typing` keeps one `Annotated` for annotations that are equal.
+        """Return all that it says, to compare: `typing` keeps one of equal annotations.
 
         So extents count, although `S(1)` equals any Shard of that dim, and so does the
         order of the axes, which is that of the cuts.

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from placements._torch import unseen
+from placements._torch import pytree, unseen
 from placements.annotations.declarations import check_said, observe
 from placements.checker.writes import reading_only
 from placements.runtime import tags
@@ -35,21 +35,27 @@ def region(
     type must be the dual of the argument's. Inside, ops that are known are checked with
     the declared types; what is not known gives untyped results. At the end a typed
     result must have the type in `outs`; an untyped one gets it. The arguments are not
-    to be written.
+    to be written. Keywords are for settings; tensors go by position.
     """
     if len(ins) != len(grads):
         raise ValueError(f"region: {len(ins)} ins but {len(grads)} grads")
 
-    def call(*args: Any) -> T:
+    def call(*args: Any, **settings: Any) -> T:
         if current.mode is None:
-            return fn(*args)
+            return fn(*args, **settings)
+        for name, value in settings.items():
+            if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+                raise ArgumentError(
+                    f"region: {name}= is a tensor, and ins and grads speak of positional "
+                    "arguments: pass it by position"
+                )
         if len(args) != len(ins):
             raise ArgumentError(f"region: {len(ins)} types declared, {len(args)} arguments")
         with unseen():
             for arg, given, grad in zip(args, ins, grads, strict=True):
                 _check_boundary(arg, given, grad)
         with reading_only("region", args), current.mode.trusting():
-            result = fn(*args)
+            result = fn(*args, **settings)
         with unseen():
             _check_results(result, outs)
         return result

@@ -110,7 +110,7 @@ def _check_parameter(checks: "Checks", parameter: inspect.Parameter, hint: Any) 
 
 
 def _is_left_out(value: Any) -> bool:
-    """Whether a default of None makes an argument optional, as in `x: Tensor = None`."""
+    """Return whether a default of None makes an argument optional: `x: Tensor = None`."""
     return value is None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from placements.checker.hooks import in_backward
 from placements.inference.fixes import Fix, call_text
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
@@ -25,9 +26,9 @@ from placements.runtime.gradient_watch import (
     settle,
     watch,
 )
-from placements.runtime.state import observer, suspended
+from placements.runtime.state import observer
 from placements.types.axis import BY_LETTER
-from placements.types.tensor import ZERO, from_factory
+from placements.types.tensor import ZERO, TensorType, from_factory
 from placements.types.text import print_word
 
 # Backward starts with the gradient 1.0 on every rank, which is a Replicate. That is the
@@ -70,9 +71,9 @@ def _check_loss(call: str, loss: Tensor) -> None:
         )  # fmt: skip
 
 
-def _check_seed(call: str, output: Tensor, seed: Tensor) -> None:
-    """Raise PlacementError unless `seed` has the type of the gradient of `output`."""
-    expected, actual = type_or_error(output, call).dual(), type_or_error(seed, call)
+def check_gradient(call: str, known: TensorType, seed: Tensor, *of: Tensor) -> None:
+    """Raise PlacementError unless `seed` is typed as the gradient of such a value."""
+    expected, actual = known.dual(), type_or_error(seed, call)
     if actual.is_number and actual.fresh is not None:
         actual = from_factory(expected.mesh, actual.fresh)  # it is that on any mesh
     elif actual.mesh != expected.mesh:
@@ -88,7 +89,7 @@ def _check_seed(call: str, output: Tensor, seed: Tensor) -> None:
                 expected=repr(expected.mesh),
                 actual=repr(actual.mesh),
                 rule="the gradient of a value has the dual of its type",
-                operands=[described(output), described(seed)],
+                operands=[*map(described, of), described(seed)],
                 advice="reinterpret_mesh(gradient, mesh)",
             ) from None
     for axis, t in expected.items():
@@ -98,7 +99,7 @@ def _check_seed(call: str, output: Tensor, seed: Tensor) -> None:
             raise wrong_type(
                 call, seed, actual, axis, repr(t), repr(actual[axis]), unnamed="gradient",
                 rule="the gradient of a value has the dual of its type",
-                operands=[described(output), described(seed)],
+                operands=[*map(described, of), described(seed)],
             )  # fmt: skip
 
 
@@ -112,7 +113,8 @@ def _check_start(call: str, outputs: Sequence[Tensor], seeds: Any) -> None:
     given = _tensors(seeds)
     for k, output in enumerate(outputs):
         if k < len(given):
-            _check_seed(call, output, given[k])
+            known = type_or_error(output, call)
+            check_gradient(call, known, given[k], output)
         else:
             _check_loss(call, output)
 
@@ -126,7 +128,7 @@ def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     watcher = observer()
     if watcher is not None:
         watcher.backward()
-    with suspended(in_backward=True):
+    with in_backward(mode, outputs):
         return func(*args, **kwargs)
 
 
@@ -145,7 +147,7 @@ def _grad(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     _check_start("autograd.grad", outputs, seeds)
     for x in inputs:
         settle(x)
-    with suspended(in_backward=True):
+    with in_backward(mode, outputs):
         grads = func(*args, **kwargs)
     for x, grad in zip(inputs, grads, strict=True):
         if grad is not None:
@@ -163,15 +165,29 @@ def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
             tags.put(grad, reduced(known.dual(), note_of(grad)))
         except Refusal:
             tags.put(grad, known.dual())  # whoever uses it as a gradient says what is wrong
+        tags.mark_gradient(grad)
     return grad
+
+
+def advice_on_gradient(x: object) -> str:
+    """Return what to do before a gradient is used that the ranks did not sum yet."""
+    known = tags.get(x) if isinstance(x, Tensor) and tags.is_gradient(x) else None
+    is_pending = known is not None and any(t.letter == "P" for t in known.types)
+    return "reduce_gradients(module) after backward, before its use" if is_pending else ""
 
 
 def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """x.grad = g: g is the gradient of x, whole or reduced, on any presentation."""
     x, grad = args
-    known, found = tags.get(x), tags.get(grad)  # None has no type either
+    known, found = tags.get(x), tags.get(grad) if isinstance(grad, Tensor) else None
     if known is None or known.fresh is not None or found is None or found.fresh is not None:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        is_zero = (
+            found is not None and found.fresh == ZERO and not tags.is_overwritten(grad)
+        )
+        if is_zero and known is not None and known.fresh is None:
+            tags.put(grad, known.dual())  # zeros are the gradient before any backward
+        return result
     wanted, name = known.dual(), name_of(x) or "x"
     where = located(f"{name}.grad")
     try:

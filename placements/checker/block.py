@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from placements import _torch
 from placements.checker import patches
-from placements.checker.patches import Plan
+from placements.checker.patches import Replacements
 from placements.runtime.blocks import Block, Steps, together
 from placements.runtime.state import Checker, OpenBlock, block_here, checkers, innermost
 
 C = TypeVar("C", bound=Checker)
 
 _open: set[OpenBlock] = set()
-_in_place: list[Plan] = []
+_in_place: list[Replacements] = []
 _version = [0]  # of what stands above; every change replaces it
 
 Calls = list[Callable[[], Any]]
@@ -48,17 +48,19 @@ def opened(mode: C) -> Steps[C]:
     """The steps of a block that checks with `mode`."""
     _torch.require("checking")
     block = OpenBlock(mode, block_here.get())
+    left: list[bool] = []
     try:
         _change(partial(_entering, block))
         yield mode
     finally:
         block.is_open = False
         try:
-            _change(partial(_leaving, block))
+            _change(partial(_leaving, block, left))
         finally:
-            # A signal may have stopped the first; twice does no harm. If a second signal
-            # stops this one too, the next block that begins or ends does it.
-            _change(partial(_leaving, block))
+            # A signal may have stopped the first. If a second signal stops this one too,
+            # the next block that begins or ends does it.
+            if not left:
+                _change(partial(_leaving, block, left))
 
 
 def _entering(block: OpenBlock) -> Calls:
@@ -75,7 +77,7 @@ def _entering(block: OpenBlock) -> Calls:
 
 
 def _others(block: OpenBlock) -> set[OpenBlock]:
-    """The blocks that are open. One that a second signal kept from leaving is not."""
+    """Return the open blocks, without one that a second signal kept from leaving."""
     return {other for other in _open.copy() if other.is_open and other is not block}
 
 
@@ -90,13 +92,14 @@ def _kept(others: set[OpenBlock], *entered: OpenBlock) -> Calls:
     ]
 
 
-def _leaving(block: OpenBlock) -> Calls:
+def _leaving(block: OpenBlock, left: list[bool]) -> Calls:
     others = _others(block)
     calls = _kept(others)
     calls.append(partial(block_here.set, innermost(block_here.get())))
     if not others and _in_place:
         calls.extend(_in_place[0].undo())
         calls.append(_in_place.clear)
+    calls.append(partial(left.append, True))
     return calls
 
 

@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +21,32 @@ from placements.runtime.tags import declarations
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # not torchtitan
 
 
-def watched(original: Any) -> Any:
-    """A method of nn.Module that refuses to replace a buffer or a declared parameter."""
+# The methods of torch that call the hook; whoever called them replaces the state.
+_WAYS = tuple(
+    method.__code__
+    for method in (
+        nn.Module.__setattr__,
+        nn.Module.register_buffer,
+        nn.Module.register_parameter,
+    )
+)
 
-    def method(self: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
-        value = args[0] if args else kwargs.get("tensor", kwargs.get("param"))
-        if current.mode is not None and isinstance(value, Tensor):
-            _check(self, name, value, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
-        original(self, name, *args, **kwargs)
 
-    return method
+def check_registration(module: nn.Module, name: str, value: object) -> None:
+    """Refuse to replace a buffer or a declared parameter: a hook of nn.Module."""
+    if current.mode is not None and isinstance(value, Tensor):
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame.f_code in _WAYS and frame.f_back is not None:
+            frame = frame.f_back
+        _check(module, name, value, frame)
 
 
 def _check(module: nn.Module, name: str, value: Tensor, frame: FrameType) -> None:
     buffer, parameter = held_by(module, name)
     held = buffer if buffer is not None else parameter
-    if held is None or held is value:
+    # torch takes a buffer away before it puts a Parameter there; what was None stays.
+    is_first = held is None and hasattr(module, name)
+    if held is value or is_first:
         return
     if buffer is None and name not in declarations(module):
         return
@@ -45,7 +54,7 @@ def _check(module: nn.Module, name: str, value: Tensor, frame: FrameType) -> Non
     # holds it. Nobody holds the state of a module that is still being made.
     if frame.f_code.co_filename.startswith(_TORCH) or _is_being_made(module, frame):
         return
-    kind = "parameter" if buffer is None else "buffer"
+    kind = "buffer" if parameter is None else "parameter"
     label = f"{type(module).__name__}.{name}"
     raise refused_call(
         label,

@@ -4,30 +4,40 @@ Operands are the tensors among the arguments and, where an op takes numbers as v
 numbers that belong to mesh axes (`numbers.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 from torch import Tensor
 
-from placements.checker.lookup import Call
+from placements.checker.arguments import (
+    Call,
+    operands_in,
+    seen_by_inference,
+    tensors_in,
+    with_operands,
+)
+from placements.checker.backward import advice_on_gradient
+from placements.checker.trial import Trial
 from placements.inference import padding
-from placements.inference.fixes import Fix, fixes, pad_advice
+from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
+from placements.inference.flows.losses import MEAN, mean_fix
+from placements.inference.flows.random import refuse_own_generator
+from placements.inference.number_operands import chosen_by, number_operand
 from placements.inference.numbers import (
     RANK_NUMBERS,
     RankNumber,
-    chosen_by,
-    number_operand,
     numbers_in,
     shown,
 )
 from placements.inference.op import SETTINGS
 from placements.inference.signature import bind, defaults
+from placements.inference.templates import Pattern
 from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
-from placements.runtime.callsite import located, name_of
+from placements.runtime.callsite import located, name_of, names_in_call
 from placements.runtime.describe import described
 from placements.runtime.errors import PlacementError, mismatch, refused_call, type_or_error
+from placements.runtime.forgotten import any_questions, asked_before
 from placements.runtime.state import current
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
@@ -40,8 +50,6 @@ _COUNTS_PADDING = (
     "the size of a dim with rows of padding counts them too; the rows that are meant are "
     "those of the mask, valid.sum()"
 )
-
-Infer: TypeAlias = Callable[[Sequence[Operand]], Any]
 
 
 class UnknownForm(Exception):  # noqa: N818 - turned into an error at the boundary
@@ -69,16 +77,17 @@ class CallInference:
     def tensors(self) -> list[Tensor]:
         return [thing for thing in self.things if isinstance(thing, Tensor)]
 
-    def infer(self) -> Any:
+    def infer(self, pattern: Pattern | None = None) -> Any:
         """The type of the result, or of each of several; Refusal if there is none."""
-        tensors = self.tensors
-        types = [tags.get(tensor) for tensor in tensors]
         self.operands = [
-            _operand(tensor, known, self.mesh, self.where, k)
-            for k, (tensor, known) in enumerate(zip(tensors, types, strict=True))
+            _operand(tensor, self.mesh, self.where, k)
+            for k, tensor in enumerate(self.tensors)
         ]
         self._bind()
-        return self._inferred(self.operands)
+        found = self._inferred(self.operands)
+        if pattern is not None:
+            pattern.learn(self.typed, self.operands)
+        return found
 
     def _bind(self) -> None:
         """Put every argument into its slot, and see that the row says what it is there."""
@@ -94,6 +103,8 @@ class CallInference:
             role = self.call.roles[slot]
             if role is None:
                 self._refuse_unless_default(slot, value)
+            if slot == "generator" and value is not None and self.call.takes_shared:
+                refuse_own_generator(current.shared_axes)
             if role is None or role == "unread":
                 del self.bound[slot]
             else:
@@ -102,7 +113,8 @@ class CallInference:
 
     def _refuse_unless_default(self, slot: str, value: Any) -> None:
         usual = defaults(self.call.signatures, slot)
-        if not isinstance(value, Operand) and any(value is d or value == d for d in usual):
+        plain = not isinstance(value, Operand) and value.__class__ not in RANK_NUMBERS
+        if plain and any(value is d or value == d for d in usual):
             return
         raise Refusal(
             f"the table of ops does not say what the argument {slot!r} does to placements",
@@ -151,21 +163,27 @@ class CallInference:
             return [self._with_numbers(item) for item in cast(Any, value)]
         return value
 
-    def error(self, refusal: Refusal) -> PlacementError:
-        """The error for a refused call."""
+    def error(self, refusal: Refusal, func: Any) -> PlacementError:
+        """The error for a refused call of `func`."""
         things = self.things
-        names = [
-            (name_of(thing) if isinstance(thing, Tensor) else thing.facts.origin)
-            or self._slot_of(k)
-            for k, thing in enumerate(things)
+        named = names_in_call(self.where, self.args, self.kwargs)
+        written = [
+            named(thing) if isinstance(thing, Tensor) else thing.facts.origin
+            for thing in things
         ]
+        names = [name or self._slot_of(k) for k, name in enumerate(written)]
         guilty = self._guilty(refusal)
         # An operand that is written is not to be changed by a fix.
         kept = 1 if self.call.in_place else 0
         # Fixes must not divide by what a number forgets, so they are tried as typed.
         offered: list[Fix] = []
-        if self._is_bound:  # else the call itself is wrong, whatever its operands are
-            offered = fixes(self._typed, self.operands, names, refusal, kept)
+        # Else the call itself is wrong, or a gradient comes too early to be converted here.
+        if self._is_bound and not _advice_on_gradients(things):
+            infer = Trial(self.typed, func, self.args, self.kwargs, self.operands)
+            offered = fixes(infer, self.operands, names, refusal, kept)
+            offered = [*repeat_fix(infer, self.operands, names), *offered][:MOST]
+            if refusal.reason == MEAN and self.bound.get("reduction") == "mean":
+                offered = [*self._mean_fix(names), *offered][:MOST]
         return mismatch(
             located(self.where),
             names[guilty] if names else self.where,
@@ -174,14 +192,27 @@ class CallInference:
             self._actual(refusal, guilty) if things else "refused",
             rule=refusal.reason,
             operands=[
-                described(thing, operand.type)
+                described(thing, operand.type, name)
                 if isinstance(thing, Tensor)
                 else shown(thing)
-                for thing, operand in zip(things, self.operands, strict=True)
+                for thing, operand, name in zip(things, self.operands, written, strict=True)
             ],
             fixes=offered,
-            advice=_about_sizes(things) or pad_advice(refusal) if not offered else "",
+            advice=_about_operands(things) or pad_advice(refusal) if not offered else "",
+            branch=asked_before(refusal.axis) if any_questions() else "",
         )
+
+    def _mean_fix(self, names: Sequence[str]) -> list[Fix]:
+        """The sum of the losses of all ranks over the count of all, if that is accepted."""
+        summed = {**self.bound, "reduction": "sum"}
+        plain = {k: v for k, v in summed.items() if not isinstance(v, Operand)}
+        usual = {slot: defaults(self.call.signatures, slot) for slot in plain}
+        said = {slot: v for slot, v in plain.items() if v not in usual[slot]}
+        try:
+            total = self.call.op.flow(self.call.op, **summed)
+        except Refusal:
+            return []
+        return mean_fix(self.where, total, self.operands, names, plain, said)
 
     def _slot_of(self, position: int) -> str:
         """The name of the slot that an operand is in, for want of a name in the program."""
@@ -214,7 +245,7 @@ class CallInference:
 
     def _inferred(self, operands: Sequence[Operand]) -> Any:
         try:
-            return self._typed(operands)
+            return self.typed(operands)
         except Refusal:
             # A number may always be taken as each rank's own.
             own = [
@@ -227,12 +258,12 @@ class CallInference:
             ]
             if own != list(operands):
                 try:
-                    return self._typed(own)
+                    return self.typed(own)
                 except Refusal:
                     pass
             raise
 
-    def _typed(self, operands: Sequence[Operand]) -> Any:
+    def typed(self, operands: Sequence[Operand]) -> Any:
         """The op's flow as a function of its operands, other arguments given."""
         op = self.call.op
         slots = {
@@ -259,9 +290,8 @@ class CallInference:
         return found
 
 
-def _operand(
-    tensor: Tensor, known: TensorType | None, mesh: Mesh, where: str, position: int
-) -> Operand:
+def _operand(tensor: Tensor, mesh: Mesh, where: str, position: int) -> Operand:
+    known = tags.get(tensor)
     if known is None or known.fresh is not None:
         known = type_or_error(tensor, where)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -286,14 +316,18 @@ def _each(found: Any, number: RankNumber) -> Any:
     return type(found)(_each(one, number) for one in found)
 
 
-def _about_sizes(things: Sequence[Thing]) -> str:
+def _about_operands(things: Sequence[Thing]) -> str:
     for thing in things:
         if not isinstance(thing, Tensor) and "P" in dict(thing.facts.letters).values():
             return (
                 "a size of this rank's piece is a summand of the size over all ranks: "
                 "global_size(x, dim), or global_mean(total, count, axes)"
             )
-    return ""
+    return _advice_on_gradients(things)
+
+
+def _advice_on_gradients(things: Sequence[Thing]) -> str:
+    return next(filter(None, (advice_on_gradient(thing) for thing in things)), "")
 
 
 def _written(target: Operand, found: TensorType) -> TensorType:
@@ -312,64 +346,3 @@ def _written(target: Operand, found: TensorType) -> TensorType:
         repr(found[axis]) if axis else repr(found),
         kind="policy",  # docs/decisions.md, 6: whatever else would be right
     )
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments, slices included, in order of appearance."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(cast(Any, value).values()))
-
-
-def seen_by_inference(arg: Any, operands: Iterator[Operand]) -> Any:
-    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
-    if isinstance(arg, Tensor):
-        return next(operands)
-    if isinstance(arg, np.generic):
-        return cast(Any, arg).item()
-    if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        seen = [seen_by_inference(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(arg, slice):
-        bounds = cast(Any, arg)
-        return slice(
-            *(
-                seen_by_inference(b, operands)
-                for b in (bounds.start, bounds.stop, bounds.step)
-            )
-        )
-    return arg
-
-
-def operands_in(value: Any) -> Iterator[Operand]:
-    if isinstance(value, Operand):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from operands_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from operands_in(item)
-
-
-def with_operands(value: Any, operands: Sequence[Operand]) -> Any:
-    """The value with each operand replaced by the one in its position."""
-    if isinstance(value, Operand):
-        return operands[value.position]
-    if isinstance(value, list | tuple):
-        items = cast(Any, value)
-        seen = [with_operands(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(value, slice):
-        bounds = cast(Any, value)
-        ends = (bounds.start, bounds.stop, bounds.step)
-        return slice(*(with_operands(end, operands) for end in ends))
-    return value

@@ -64,7 +64,7 @@ def _forked() -> Steps[None]:
 
 
 def _device_generator() -> Any:
-    """The default generator of this process's device; None if there is only the CPU."""
+    """Return the default generator of this process's device; None without a device."""
     if not torch.accelerator.is_available():  # a CUDA build alone is no device
         return None
     device = torch.accelerator.current_accelerator()
@@ -74,7 +74,7 @@ def _device_generator() -> Any:
 
 
 def state_of(arguments: Iterable[Any]) -> int | None:
-    """A number for the state of the generator that a call with these arguments uses."""
+    """Return a number for the state of the generator that such a call uses."""
     generator: torch.Generator | None = None
     device: torch.device | None = None
     for arg in arguments:
@@ -116,7 +116,7 @@ class RandomOp(NamedTuple):
         return cls(known, name or "x", shared, arguments, state_of(arguments))
 
     def happened(self) -> bool:
-        """Whether the op drew numbers; dropout(p=0) and a tensor without rows draw none."""
+        """Return whether the op drew numbers; dropout(p=0) draws none."""
         return self.state is not None and state_of(self.arguments) != self.state
 
     def letters(self) -> dict[str, str]:

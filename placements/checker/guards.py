@@ -1,7 +1,7 @@
 """Calls that bypass the torch-function mode, and are intercepted while checking is on.
 
-`autograd.Function.apply` hides a backward that nobody checked, and a raw collective moves
-data between ranks behind the types. `patches.py` puts these functions in the place of
+A raw collective moves data between ranks behind the types, and a compiled or scripted
+function runs where no mode sees it. `patches.py` puts these functions in the place of
 torch's own methods for as long as a block is open.
 """
 
@@ -15,11 +15,11 @@ from placements._torch import is_eager, unseen
 from placements.checker.writes import count_write, reading_only
 from placements.runtime import tags
 from placements.runtime.callsite import in_hook_of_user, name_of
-from placements.runtime.declared import declared
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, padded_at, refused_call
-from placements.runtime.mesh import checked_mesh
-from placements.runtime.state import current, observer, suspended
+from placements.runtime.errors import PlacementError, refused_call
+from placements.runtime.mesh import checked_mesh, current_mesh
+from placements.runtime.state import current, suspended
+from placements.types.axis import R
 from placements.types.tensor import TensorType
 
 # Start of the name of a raw collective, underscores left out -> the typed call for it.
@@ -38,90 +38,9 @@ TYPED_CALLS: tuple[tuple[str, str], ...] = (
     ("recv", "all_to_all(x, axis, src=V, dst=V)"),
 )
 
-# Functions of torch whose backward is the backward of the checked ops inside them.
-TRANSPARENT = frozenset({"CheckpointFunction"})
-
-# Start of the names that torch gives the Function inside a custom op: the op itself is in
-# the table, or it would have been refused.
-OF_A_CUSTOM_OP = "GeneratedBackwardFor_"
-
-
-def checked_function(apply: Any) -> Any:
-    """A `Function.apply` that asks what the Function does to placements.
-
-    torch 2.13 has a classmethod there, torch 2.14 and later a C method; both bind to a
-    class.
-    """
-
-    def checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        original = apply.__get__(None, cls)
-        mode = current.mode
-        if mode is None or mode.lenient or _is_transparent(cls):
-            return original(*args, **kwargs)
-        return _checked_apply(original, cls, args, kwargs)
-
-    return classmethod(checked)
-
-
-def _is_transparent(cls: Any) -> bool:
-    return cls.__name__ in TRANSPARENT or cls.__name__.startswith(OF_A_CUSTOM_OP)
-
-
-def _checked_apply(original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
-    rule = getattr(cls, "placement_rule", None)
-    is_torch = cls.__module__.startswith("torch.distributed")
-    if rule is None and is_torch and typed_call(cls.__name__) is not None:
-        raise raw_collective(cls.__name__)
-    if rule is None:
-        raise refused_call(
-            f"{cls.__name__}.apply",
-            "this autograd.Function does not say what it does to placements",
-            name=cls.__name__,
-            rule="its backward is not checked, so its types must be declared",
-            advice="give it a staticmethod placement_rule(*types) that returns the type "
-            "of the result (tensors' types for tensors, other arguments as they are), "
-            "or call it in a region",
-        )
-    types = [tags.get(a) if isinstance(a, Tensor) else a for a in args]
-    for arg, known in zip(args, types, strict=True):
-        if isinstance(known, TensorType) and known.pads:
-            raise padded_at(f"{cls.__name__}.apply", arg, known)
-    found = rule(*types)
-    with reading_only(f"{cls.__name__}.apply", args) as returned:
-        with suspended(), unseen():
-            result: Any = original(*args, **kwargs)
-        returned.extend(_tag_results(cls, result, found))
-    return result
-
-
-def _tag_results(cls: Any, result: Any, found: Any) -> list[Tensor]:
-    results, types = _as_tuple(result), _as_tuple(found)
-    if len(types) != len(results):
-        raise PlacementError(
-            f"{cls.__name__}.placement_rule gave {len(types)} types for {len(results)} "
-            "results",
-            where=f"{cls.__name__}.apply",
-        )
-    tensors: list[Tensor] = []
-    for tensor, said in zip(results, types, strict=True):
-        if isinstance(tensor, Tensor):
-            is_type = isinstance(said, TensorType)
-            shape = tuple(tensor.shape)
-            tags.put(tensor, said if is_type else declared(checked_mesh(), said, shape))
-            tensors.append(tensor)
-            watcher = observer()
-            if watcher is not None:
-                where = f"{cls.__name__}.apply"
-                watcher.crossing(where, "result", tensor, tags.get(tensor))
-    return tensors
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return cast(Any, value) if isinstance(value, tuple) else (value,)
-
 
 def refusing_objects(to_tensor: Any) -> Any:
-    """The function that makes tensors of Python objects, refused like raw collectives."""
+    """Wrap the function that makes tensors of objects: refuse it like a raw collective."""
 
     def refusing(*args: Any) -> Any:
         mode = current.mode
@@ -133,7 +52,7 @@ def refusing_objects(to_tensor: Any) -> Any:
 
 
 def refusing(name: str, original: Any) -> Any:
-    """A method of a process group, refused in checked code and in hooks of backward."""
+    """Wrap a method of a process group: refuse it in checked code and in hooks."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         mode = current.mode
@@ -149,7 +68,7 @@ def refusing(name: str, original: Any) -> Any:
 
 
 def typed_call(name: str) -> str | None:
-    """The typed call that stands for a raw collective; None if the name is not one."""
+    """Return the typed call that replaces a raw collective; None if the name is not one."""
     plain = name.replace("_", "").lower()
     for start, call in TYPED_CALLS:
         if plain.startswith(start):
@@ -160,7 +79,7 @@ def typed_call(name: str) -> str | None:
 def raw_collective(
     name: str, group: Any = None, args: tuple[Any, ...] = ()
 ) -> PlacementError:
-    """The error for a collective that bypasses the types."""
+    """Return the error for a collective that bypasses the types."""
     typed = typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
     tensors = _tensors_in(args)
     what = next((found for found in map(name_of, tensors) if found), "")
@@ -194,7 +113,7 @@ def _tensors_in(args: Any) -> list[Tensor]:
 
 
 def _axis_of(group: Any) -> str | None:
-    """The axis of the current mesh whose ranks a group has."""
+    """Return the axis of the current mesh whose ranks a group has."""
     mesh = checked_mesh()
     if mesh.device_mesh is None:
         return None
@@ -254,7 +173,7 @@ def compiling_later(compile: Any) -> Any:
 
 
 def watched_script(call: Any) -> Any:
-    """The call of a scripted function, which must not write what it is given."""
+    """Return the call of a scripted function, which must not write what it is given."""
 
     def watched_script(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current.mode is None:
@@ -265,3 +184,28 @@ def watched_script(call: Any) -> Any:
             return call.__get__(self, type(self))(*args, **kwargs)
 
     return watched_script
+
+
+def apart(method: Any) -> Any:
+    """Wrap a method of a DeviceMesh: what it does to the mesh's own tensors has no type."""
+
+    @functools.wraps(method)
+    def apart(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with suspended(), unseen():
+            return method(self, *args, **kwargs)
+
+    return apart
+
+
+def ranks_of_mesh(mesh: Any) -> Any:
+    """`DeviceMesh.mesh`: the numbers of all ranks are Replicate; those of some differ."""
+
+    def ranks(self: Any) -> Tensor:
+        with suspended(), unseen():
+            found: Tensor = mesh.__get__(self, type(self))
+        here = None if current.mode is None else current_mesh()
+        if here is not None and found.numel() == here.num_ranks:
+            tags.put(found, TensorType(here, (R,) * len(here.axes)))
+        return found
+
+    return property(ranks)

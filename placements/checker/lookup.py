@@ -1,101 +1,41 @@
 """What to do with each torch function that the mode sees, found once by its name.
 
-An op of the table; a question that reveals no value; a value read as a number; an
-entrance to backward; or something that is not known, and refused.
+An op of the table; a function that is made of such ops; a question that reveals no value;
+a value read as a number; an entrance to backward; or something that is not known, and
+refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from types import FunctionType
+from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from placements._torch import NO_DEFAULT, SlotData, op_name, signatures
+from placements._torch import op_name
+from placements.checker.arguments import Call, call_of
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
+from placements.checker.composed import looked_into
 from placements.checker.guards import raw_collective
+from placements.checker.hooks import register_hook
+from placements.checker.layout import bytes_of, layout_of, memory_with_type
 from placements.checker.numbers import length_of, numbers_read, shape_of
-from placements.checker.writes import check_data, reading_only
+from placements.checker.training.lists import Element, fused_step, list_op
+from placements.checker.writes import check_data, lend_memory_of, reading_only
 from placements.inference.fixes import call_text
-from placements.inference.numbers import RANK_NUMBERS, RankNumber, filled_with
-from placements.inference.op import SETTINGS, UNREAD, Op
-from placements.inference.ops import METADATA, OPS, READS, SOURCES
-from placements.inference.signature import ANY, Signature, Slot
+from placements.inference.literals import literal_type
+from placements.inference.ops import COMPOSED, LITERALS, METADATA, OPS, READS, SOURCES
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import mismatch, padded_at, refused_call
+from placements.runtime.errors import mismatch, padded_at, refused_call, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.types.axis import P, R
-from placements.types.tensor import FILLED, ZERO, from_factory
+from placements.types.tensor import MADE
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
 KNOWN: dict[Any, Any] = {}
-
-
-class Call:
-    """A known op, its overloads, and whether this form of it writes its first argument."""
-
-    __slots__ = (
-        "choices", "in_place", "op", "roles", "signatures", "takes_mesh", "takes_shared",
-    )  # fmt: skip
-
-    def __init__(self, op: Op, in_place: bool, signatures: Sequence[Signature]) -> None:
-        self.op = op
-        self.in_place = in_place
-        self.signatures = signatures
-        names = {slot.name for signature in signatures for slot in signature.slots}
-        self.roles = {name: _role(op, name) for name in sorted(names | SETTINGS)}
-        chosen = ("choice", "subscript")
-        self.choices = [name for name, role in self.roles.items() if role in chosen]
-        self.takes_mesh = "mesh" in op.takes
-        self.takes_shared = "shared" in op.takes
-
-
-def _call(func: Any, name: str, op: Op, in_place: bool) -> Call:
-    """The op with the signatures of this function, in the table's names for slots."""
-    is_method, overloads = signatures(func, name)
-    names = list(op.slots)
-    if "::" in name and "*" not in op.slots:  # a custom op has names of its own
-        overloads = [
-            [(names[k] if k < len(names) else s[0], *s[1:]) for k, s in enumerate(slots)]
-            for slots in overloads
-        ]
-    if not overloads:
-        overloads = [[(slot, ANY, None, False) for slot in names]]
-    converts = op_name(func) is not None
-    return Call(
-        op, in_place, [_signature(op, is_method, slots, converts) for slots in overloads]
-    )
-
-
-def _names(own_names: Sequence[str], other_names: Mapping[str, str]) -> list[str]:
-    """The table's names for the slots of a signature."""
-    names = ["input" if name == "self" else name for name in own_names]
-    if "input" not in names and "tensor" in names:
-        names[names.index("tensor")] = "input"
-    return [other_names.get(name, name) for name in names]
-
-
-def _role(op: Op, slot: str) -> str | None:
-    """What the slot is; None: the table does not say."""
-    if slot in SETTINGS:
-        return "flag"
-    return "unread" if slot in UNREAD else op.slots.get(slot, op.slots.get("*"))
-
-
-def _signature(
-    op: Op, is_method: bool, slots: Sequence[SlotData], converts: bool
-) -> Signature:
-    names = _names([slot[0] for slot in slots], op.other_names)
-    return Signature(
-        tuple(
-            Slot(name, own_name, kind, default, default is NO_DEFAULT, by_name)
-            for name, (own_name, kind, default, by_name) in zip(names, slots, strict=True)
-        ),
-        is_method,
-        converts,
-    )
 
 
 def resolve(func: Any) -> Any:
@@ -109,6 +49,8 @@ def _find(func: Any) -> Any:
     name = torch_name(func)
     if name == "grad" and getattr(func, "__name__", "") == "__get__":
         return gradient_of
+    if name == "register_hook":
+        return register_hook
     if name in AUTOGRAD:
         return AUTOGRAD[name]
     if name == "grad.__set__":
@@ -117,12 +59,22 @@ def _find(func: Any) -> Any:
         return _set_data
     if name in ("shape", "size", "numel", "nelement"):
         return shape_of
+    if name in ("stride", "storage_offset"):
+        return layout_of
+    if name == "nbytes":
+        return bytes_of
+    if name == "untyped_storage":
+        return memory_with_type
     if name == "__len__":
         return length_of
     if name in ("requires_grad_", "requires_grad.__set__"):
         return _leaf
-    if name == "tensor":
+    if name in LITERALS:
         return _literal
+    if name == "data":
+        return _memory
+    if name in ("real.__set__", "imag.__set__"):
+        return _unknown  # x.real = y writes a part of x
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
         return _pass
     if name in ("numpy", "__array__"):
@@ -131,15 +83,21 @@ def _find(func: Any) -> Any:
         return _read
     if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         return _unknown  # torch.distributed.gather and scatter are no ops on one tensor
+    if isinstance(func, FunctionType) and _is_composed(func, name):
+        return looked_into
     if name in OPS:
-        call = _call(func, name, OPS[name], in_place=name == "__setitem__")
+        call = call_of(func, name, OPS[name], in_place=name == "__setitem__")
         return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
         base = f"__{name[3:]}"  # x &= y
     if base in OPS:
-        return _call(func, name, OPS[base], in_place=True)
-    return _unknown
+        return call_of(func, name, OPS[base], in_place=True)
+    listed = list_op(name) or fused_step(name)
+    if listed is None:
+        return _unknown
+    KNOWN[Element(name)], handler = listed
+    return handler
 
 
 def torch_name(func: Any) -> str:
@@ -169,6 +127,10 @@ def _custom(func: Any, name: str, call: Call) -> Any:
     return handle
 
 
+def _is_composed(func: FunctionType, name: str) -> bool:
+    return name in COMPOSED or func.__module__ == nn.init.__name__
+
+
 def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
@@ -183,14 +145,27 @@ def _leaf(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _literal(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.tensor(2.0) is one number, as full((), 2.0) is; of a list nobody said it."""
+    """torch.tensor(2.0), torch.tensor([1, 2]): numbers that stand in the program."""
     result = func(*args, **kwargs)
-    value = args[0] if args else kwargs.get("data")
-    if isinstance(value, int | float | complex) and not result.requires_grad:
-        mesh = checked_mesh()
-        fill = from_factory(mesh, FILLED if value else ZERO)
-        belongs = value.__class__ in RANK_NUMBERS
-        tags.put(result, filled_with(mesh, cast(RankNumber, value)) if belongs else fill)
+    given = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, Tensor)]
+    for arg in given:
+        lend_memory_of(arg, result)
+    if given and not result.requires_grad and not any(result is arg for arg in args):
+        known = literal_type(checked_mesh(), given[0])
+        if known is not None:
+            tags.put(result, known)
+    return result
+
+
+def _memory(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """x.data: torch does not count writes through it, so they may not change a type."""
+    result = func(*args, **kwargs)
+    known = tags.get(args[0])
+    if known is not None:
+        known = type_or_error(args[0], "data")
+        if known.is_number:
+            tags.put(args[0], known.with_fresh(MADE))
+        tags.put(result, known.written())
     return result
 
 
@@ -208,40 +183,41 @@ def _set_data(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A value becomes a Python number: not while it is pending a sum."""
-    for tensor in args:
-        known = tags.get(tensor) if isinstance(tensor, Tensor) else None
+    read = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    for tensor in read:
+        known = tags.get(tensor)
         if known is not None and known.pads:
             raise padded_at(torch_name(func), tensor, known)
         for axis in known or ():
             if known is not None and known[axis].letter == "P":
-                name = name_of(tensor) or "x"
+                name = name_of(tensor, torch_name(func)) or "x"
                 raise mismatch(
                     located(torch_name(func)), name, axis, "Replicate", "Partial",
                     rule="this rank holds one summand, not the value",
                     operands=[described(tensor)],
                     advice=call_text("all_reduce", name, axis, P, R),
                 )  # fmt: skip
-    _refuse_conversion(func, args)
+    _refuse_conversion(func, read)
     try:
         result = func(*args, **kwargs)
     except RuntimeError as error:
         raise refused_call(
             torch_name(func),
             f"torch does not take these pieces: {error}",
-            operands=[described(t) for t in args if isinstance(t, Tensor)],
+            operands=[described(t) for t in read],
         ) from error
-    return numbers_read(args[0], result)
+    return numbers_read(read, result)
 
 
-def _refuse_conversion(func: Any, args: Any) -> None:
+def _refuse_conversion(func: Any, args: Sequence[Tensor]) -> None:
     """int(x), float(x): Python makes a plain number, which would not say its axis."""
-    known = tags.get(args[0]) if isinstance(args[0], Tensor) else None
+    known = tags.get(args[0]) if args else None
     conversion = _CONVERSIONS.get(torch_name(func))
     if known is None or conversion is None:
         return
     axis = next((axis for axis, t in known.items() if t.letter in "VS"), None)
     if axis is not None:
-        name = name_of(args[0]) or "x"
+        name = name_of(args[0], conversion) or "x"
         raise refused_call(
             f"{conversion}({name})",
             f"{name} differs by rank on axis {axis!r}, and this makes a plain number of it",

@@ -4,27 +4,31 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
+from types import EllipsisType, NoneType
 from typing import Any, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from placements.checker.arguments import refuse_pieces, tensors_in
 from placements.checker.block import opened
-from placements.checker.call import CallInference, UnknownForm, tensors_in
+from placements.checker.call import CallInference, UnknownForm
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.writes import check_write
-from placements.inference.numbers import RANK_NUMBERS, numbers_in
+from placements.inference.numbers import RANK_NUMBERS, plain
+from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
-from placements.runtime.describe import described
 from placements.runtime.errors import (
     MisfitError,
     PlacementError,
     refused_call,
     type_or_error,
 )
+from placements.runtime.filled import Below, below, is_behind, tell
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.state import Checker, Observer, block_here, current
 from placements.runtime.unchecked import warned_without_a_mesh
@@ -32,9 +36,19 @@ from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
-_MEMO_SIZE = 2048
+_MEMO_SIZE = 4096
 
-get_type = tags.get  # looked up once: this is the hot path
+# Looked up once: this is the hot path.
+_type_of = tags.get
+_TYPE = tags.TYPE
+_block_here = block_here.get
+_said_mesh = said_meshes.innermost.get
+# What stands for itself in a key, beside its class (True is not 1).
+_PLAIN = frozenset({int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device})
+# Classes of tensors, which `isinstance` asks their metaclass for.
+_TENSORS = frozenset({Tensor, nn.Parameter})
+_is_all_int = frozenset({int}).issuperset
+_is_all_bound = frozenset({int, NoneType}).issuperset
 
 
 class Typecheck(Block["Typecheck"], TorchFunctionMode):
@@ -53,6 +67,10 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             self.observer = outer.observer
         yield from opened(self)
 
+    def afresh(self) -> "Typecheck":
+        """A block that checks where this one is suspended, as in backward."""
+        return Typecheck()
+
     @block
     def trusting(self) -> Steps[None]:
         """Let what is not known pass, untyped, until the block ends: a region."""
@@ -70,7 +88,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        here = block_here.get()
+        here = _block_here()
         if here is None or here.mode is not self or not here.is_open:
             if current.mode is not self:  # a task that is in no block, or in another one
                 return func(*args, **(kwargs or {}))
@@ -79,53 +97,106 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             known = resolve(func)
         if known.__class__ is not Call:
             return known(self, func, args, kwargs or {})
-        scope = said_meshes.innermost.get()  # as current_mesh, in one step
+        if kwargs and kwargs.get("out") is not None:
+            return self._into(known, func, args, kwargs)
+        scope = _said_mesh()  # as current_mesh, in one step
         mesh = scope.value if scope is not None and scope.is_open else current_mesh()
         if mesh is not self._mesh:
             self._mesh = mesh
             self._memo = (mesh or NO_MESH).inferred
-        stale = False
         key: list[Any] = [known]
         for arg in args:
-            if isinstance(arg, Tensor):
-                tag = get_type(arg)
-                key += (tag, arg.shape, arg.dtype)
-                if tag is not None and tag.fresh is not None:
-                    stale = stale or tags.is_overwritten(arg)
+            kind = arg.__class__
+            if kind in _TENSORS:
+                tag = _type_of(arg)
+                if tag is not None and tag.fresh is not None and is_behind(arg):
+                    tag = type_or_error(arg, known.op.name)
+                key += tag, arg.shape, arg.dtype
+            elif kind in _PLAIN:
+                key += kind, arg
             else:
                 key.append(_key(arg))
         if kwargs:
             for name, arg in kwargs.items():
-                key += (name, _key(arg))
+                if arg.__class__ in _PLAIN:
+                    key += name, arg.__class__, arg
+                else:
+                    key += name, _key(arg)
         if known.takes_shared:
             key.append(current.shared_axes)
-        if known.op.reads_floats:
+        if known.reads_floats:
             key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
         found: Any = self._memo.get(hashed)
-        is_new = found is None or stale
+        is_new = found is None
         if is_new:
-            found = self._infer(known, func, args, kwargs or {})
+            # What is called once has no other sizes. Types that differ in sizes hash alike.
+            types_met = tuple([hash(k) for k in hashed if k.__class__ is TensorType])
+            again = types_met in known.met
+            known.met.add(types_met)
+            pattern = pattern_of(mesh or NO_MESH, hashed) if again else None
+            found = None if pattern is None else pattern.known()
+            if found is None:
+                found = self._infer(known, func, args, kwargs or {}, pattern)
             if found is not _UNTYPED:
-                if len(self._memo) >= _MEMO_SIZE:
-                    self._memo.clear()
-                self._memo[hashed] = found
-        if args and (known.in_place or (kwargs and kwargs.get("inplace"))):
-            check_write(known.op.name, args[0])
+                self.keep(self._memo, hashed, found)
+        told: Below | None = None
+        written: Tensor | None = None
+        if known.in_place or (kwargs and kwargs.get("inplace")):
+            written = cast(Tensor, args[0] if args else next(tensors_in(kwargs)))
+            after = found if found.__class__ is TensorType else None
+            check_write(known.op.name, written, cast(TensorType | None, after))
+            told = below(written)
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except (RuntimeError, IndexError, ValueError) as error:
-            _refuse_pieces(error, known.op.name, (args, kwargs))
+            refuse_pieces(error, known.op.name, (args, kwargs))
             raise
+        if written is not None:
+            tags.count_write(written)
         if is_new and found is not _UNTYPED:
             check_fit(known.op.name, args[0] if known.in_place and args else result, found)
         if found.__class__ is TensorType and isinstance(result, Tensor):
-            tags.put(result, cast(TensorType, found))
+            if found.fresh is None and _type_of(result) is None:
+                setattr(result, _TYPE, found)  # as tags.put, in one step
+            else:
+                tags.put(result, found)
         elif found is not _UNTYPED:
             _tag(args[0] if known.in_place and args else result, found)
             if result.__class__ is tuple:
                 return Pieces(result)
+        if told is not None and written is not None:
+            tell(told, written)
         return result
+
+    def keep(self, memo: dict[Any, Any], key: Any, found: Any) -> None:
+        """Remember what was found, in the memo of a mesh."""
+        if len(memo) >= _MEMO_SIZE:
+            memo.clear()
+        memo[key] = found
+
+    def _into(
+        self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """`op(..., out=x)` is `x.copy_(op(...))`, if x fits and nobody wants a gradient."""
+        if call.takes_mesh:
+            raise refused_call(
+                call.op.name, "a factory into out= would change a tensor behind its type",
+                advice="use the result",
+            )  # fmt: skip
+        out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
+        result = self.__torch_function__(func, (), args, rest)
+        fits = isinstance(out, Tensor) and isinstance(result, Tensor)
+        fits = fits and out.shape == result.shape and out.dtype == result.dtype
+        if not fits or result.requires_grad or out.requires_grad:
+            raise refused_call(
+                call.op.name,
+                "out= is not a tensor of the shape and dtype of the result, without a "
+                "gradient",
+                rule="torch would give it other memory, or cut the graph, behind its type",
+                advice="use the result",
+            )
+        return self.__torch_function__(Tensor.copy_, (), (out, result))
 
     def _infer(
         self,
@@ -133,17 +204,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        pattern: Pattern | None,
     ) -> Any:
         where = call.op.name
         if call.in_place and not where.endswith("_"):
             where += "_"
-        if kwargs.get("out") is not None:
-            raise refused_call(
-                where,
-                "out= would change a tensor behind its type",
-                rule="other names for the same memory would not know",
-                advice="use the result",
-            )
         inference = CallInference(call, where, self._mesh or NO_MESH, args, kwargs)
         tensors = inference.tensors
         if tensors and tags.get(tensors[0]) is None:
@@ -154,17 +219,13 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if self.lenient and any(tags.get(t) is None for t in tensors):
             return _UNTYPED
         try:
-            return inference.infer()
+            return inference.infer(pattern)
         except PlacementError:
             raise  # of a tensor without a type
         except Refusal as refusal:
             if refusal.kind == SHAPES:
-                try:
-                    func(*args, **kwargs)  # torch says better what is wrong
-                except (RuntimeError, IndexError, ValueError) as torchs:
-                    _refuse_pieces(torchs, where, (args, kwargs))
-                    raise
-            raise inference.error(refusal) from None
+                _let_torch_say(call, func, where, args, kwargs)
+            raise inference.error(refusal, func) from None
         except (
             UnknownForm,
             TypeError,
@@ -173,11 +234,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             AttributeError,
             ValueError,
         ) as error:
-            try:
-                func(*args, **kwargs)  # torch says better what is wrong with its arguments
-            except (RuntimeError, IndexError, ValueError) as torchs:
-                _refuse_pieces(torchs, where, (args, kwargs))
-                raise
+            _let_torch_say(call, func, where, args, kwargs)
             raise refused_call(
                 where,
                 f"called in a form that the table does not know: {error}",
@@ -189,41 +246,46 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 _UNTYPED = object()
 
 
-def _refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
-    """Raise PlacementError where torch was given pieces that do not fit."""
-    tensors = list(tensors_in(arguments))
-    known = [tags.get(t) for t in tensors]
-    cut = [k for k in known if k is not None and any(t.letter in "SV" for t in k.types)]
-    own_numbers = next(numbers_in(arguments), None) is not None
-    of_torch = error.__class__ in (RuntimeError, IndexError, ValueError)
-    if of_torch and (cut or own_numbers):
-        raise refused_call(
-            where,
-            f"torch does not take these pieces: {error}",
-            rule="the sizes of a piece are not those of the whole",
-            operands=[described(t, k) for t, k in zip(tensors, known, strict=True)],
-        ) from error
+def _let_torch_say(
+    call: Call, func: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise torch's own error for a call that is refused: it says better what is wrong.
+
+    Nothing is changed where torch takes the call: an in-place op gets a copy.
+    """
+    writes = call.in_place or kwargs.get("inplace")
+    mine = (args[0].detach().clone(), *args[1:]) if writes and args else args
+    try:
+        func(*mine, **kwargs)
+    except (RuntimeError, IndexError, ValueError) as torchs:
+        refuse_pieces(torchs, where, (args, kwargs))
+        raise
 
 
 def _key(arg: Any) -> Any:
-    """What inference sees of an argument, hashable."""
+    """What inference sees of an argument, hashable; what is frequent is asked first."""
+    kind = arg.__class__
+    if kind in _PLAIN:
+        return kind, arg
+    if kind is float:
+        return kind, not arg  # of a number only this matters to types, as a rule
+    if kind is slice:
+        bounds = arg.start, arg.stop, arg.step
+        return (kind, *bounds) if _is_all_bound(map(type, bounds)) else (kind, _key(bounds))
+    if kind is tuple or kind is list:
+        return (kind, *arg) if _is_all_int(map(type, arg)) else (kind, *map(_key, arg))
+    if kind in RANK_NUMBERS:
+        return arg.facts, kind, plain(arg)
     if isinstance(arg, Tensor):
-        if tags.is_overwritten(arg):
-            type_or_error(arg, "an op")
-        return tags.get(arg), arg.shape, arg.dtype
+        tag = tags.get(arg)
+        if tag is not None and tag.fresh is not None and is_behind(arg):
+            tag = type_or_error(arg, "an op")
+        return tag, arg.shape, arg.dtype
     if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        return items.__class__, *map(_key, items)
-    if isinstance(arg, slice):
-        bounds = cast(Any, arg)
-        return "slice", _key(bounds.start), _key(bounds.stop), _key(bounds.step)
-    if arg.__hash__ is None:
-        return arg.__class__, id(arg)
-    if arg.__class__ in RANK_NUMBERS:
-        return arg.facts, arg.__class__, float(arg)
-    if isinstance(arg, float):
-        return float, not arg  # of a number only this matters to types, as a rule
-    return arg.__class__, arg
+        return kind, *map(_key, cast(Any, arg))
+    if kind.__hash__ is None:
+        return kind, id(arg)
+    return (float, not arg) if isinstance(arg, float) else (kind, arg)
 
 
 def check_fit(where: str, result: Any, found: Any) -> None:

@@ -5,26 +5,31 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, SupportsIndex, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
+from placements.inference.number_operands import chosen_by
 from placements.inference.numbers import (
     RANK_NUMBERS,
     Facts,
+    RankInt,
     RankNumber,
     belonging,
-    chosen_by,
     numbers_in,
+    plain,
 )
 from placements.inference.terms import Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch, refused_call, type_or_error
+from placements.runtime.forgotten import note_read
 from placements.runtime.mesh import checked_mesh, current_mesh
 from placements.runtime.state import current, suspended
 from placements.types.axis import WORDS, Shard
@@ -44,7 +49,7 @@ def axis_rank(axis: str) -> int:
 
 
 def global_size(x: Tensor, dim: int) -> int:
-    """The size of a dim over all ranks that cut it; a number equal on all of them.
+    """Return the size of a dim over all ranks that cut it; a number equal on all of them.
 
     Needs the type of `x`, so it is for checked code and for code whose types were
     checked: with checking off, a tensor without a type raises PlacementError.
@@ -66,6 +71,7 @@ def with_plain_sizes(reduce_ex: Any) -> Any:
 
     def with_plain_sizes(self: Tensor, protocol: Any) -> Any:
         with unseen():
+            tags.note_name(self)  # copy.copy makes another name for its memory
             return reduce_ex(self, protocol)
 
     return with_plain_sizes
@@ -133,16 +139,6 @@ def coordinate(get_coordinate: Any) -> Any:
     return coordinate
 
 
-def part_of_mesh(get_part: Any) -> Any:
-    """`DeviceMesh.__getitem__`; the mesh's own tensors have no type."""
-
-    def part_of_mesh(self: Any, names: Any) -> Any:
-        with unseen():
-            return get_part(self, names)
-
-    return part_of_mesh
-
-
 def _place_on(device_mesh: Any, mesh_dim: Any, place: int) -> int:
     mesh = current_mesh()
     if current.mode is None or mesh is None or mesh.device_mesh is None:
@@ -152,7 +148,7 @@ def _place_on(device_mesh: Any, mesh_dim: Any, place: int) -> int:
 
 
 def _axes_of(group: Any, mesh: Mesh) -> tuple[str, ...]:
-    """The axes along which the place in a group differs, as far as this rank sees."""
+    """Return the axes along which the place in a group differs, as this rank sees it."""
     assert mesh.device_mesh is not None
     members = set(dist.get_process_group_ranks(group))
     with unseen():
@@ -169,7 +165,20 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """x.shape, x.size(), x.size(dim), x.numel(): sizes know the piece they are of."""
     result = func(*args, **kwargs)
     known = tags.get(args[0])
-    if known is None or not (known.pads or any(t.letter in "SV" for t in known.types)):
+    if known is None:
+        return result
+    if kwargs:
+        return _with_facts(known, result, args, kwargs)
+    key = (func, known, result, *args[1:])
+    found = known.mesh.inferred.get(key)
+    if found is None:
+        found = _with_facts(known, result, args, kwargs)
+        mode.keep(known.mesh.inferred, key, found)
+    return found
+
+
+def _with_facts(known: TensorType, result: Any, args: Any, kwargs: Any) -> Any:
+    if not (known.pads or any(t.letter in "SV" for t in known.types)):
         return result
     if isinstance(result, torch.Size):
         return Sizes([_size(known, d, n) for d, n in enumerate(result)])
@@ -177,7 +186,19 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if dim is not None:
         return _size(known, dim % args[0].dim(), result)
     cut = tuple(axis for axis, t in known.items() if isinstance(t, Shard))
-    return belonging(result, Facts(_letters(known, cut), "numel()", bool(known.pads)))
+    return belonging(
+        result, Facts(letters_of_sizes(known, cut), "numel()", bool(known.pads))
+    )
+
+
+def broadcast_sizes(broadcast_shapes: Any) -> Any:
+    """`torch.broadcast_shapes` whose result knows the axes of the sizes, as they do."""
+
+    def broadcast_sizes(*shapes: Any) -> Any:
+        result = broadcast_shapes(*shapes)
+        return Sizes(result) if next(numbers_in(shapes), None) is not None else result
+
+    return broadcast_sizes
 
 
 class Sizes(tuple[int, ...]):
@@ -197,11 +218,18 @@ class Sizes(tuple[int, ...]):
     def __add__(self, other: Any) -> Any:
         return Sizes((*self, *other))
 
+    def __radd__(self, other: Any) -> Any:
+        return Sizes((*other, *self))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Return the sizes as objects, so that `np.prod(x.shape)` knows its axes too."""
+        return np.array(list(self), dtype=object if dtype is None else dtype)
+
     def __repr__(self) -> str:
-        return f"torch.Size({[int(n) for n in self]})"
+        return f"torch.Size({[plain(n) for n in self]})"
 
     def __reduce__(self) -> Any:
-        return torch.Size, (tuple(int(n) for n in self),)
+        return torch.Size, (tuple(plain(n) for n in self),)
 
 
 def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -209,7 +237,7 @@ def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     known = tags.get(args[0])
     result = func(*args, **kwargs)
     if known is not None and _size(known, 0, result).__class__ in RANK_NUMBERS:
-        name = name_of(args[0]) or "x"
+        name = name_of(args[0], "len") or "x"
         raise refused_call(
             "len",
             f"the first dim of {name} is cut or differs by rank, and Python makes a plain "
@@ -222,7 +250,9 @@ def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _letters(known: TensorType, cut: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def letters_of_sizes(
+    known: TensorType, cut: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
     """Sizes of cut dims are summands; each rank has sizes of its own where it varies."""
     varying = tuple((axis, "V") for axis, t in known.items() if t.letter == "V")
     return (*((axis, "P") for axis in cut), *varying)
@@ -230,26 +260,29 @@ def _letters(known: TensorType, cut: tuple[str, ...]) -> tuple[tuple[str, str], 
 
 def _size(known: TensorType, dim: int, size: int) -> int:
     padded = any(dim in pads.dims for pads in known.pads)
-    letters = _letters(known, known.order(dim))
+    letters = letters_of_sizes(known, known.order(dim))
     return belonging(size, Facts(letters, f"shape[{dim}]", padded, known.cuts(dim)))
 
 
-def numbers_read(x: Tensor, value: Any) -> Any:
-    """Numbers read from a tensor that differs by rank, by `item()` or `tolist()`."""
-    known = tags.get(x)
-    if known is None:
+def numbers_read(read: Sequence[Tensor], value: Any) -> Any:
+    """What is read from tensors that differ by rank, by `item()`, `tolist()` or a branch.
+
+    A bool cannot know its axes, so that a program reads one is noted as a question.
+    """
+    types = [known for known in map(tags.get, read) if known is not None]
+    differing = [a for known in types for a, t in known.items() if t.letter in "VS"]
+    letters = tuple((axis, "V") for axis in dict.fromkeys(differing))
+    if not letters:
         return value
-    letters = tuple((axis, "V") for axis, t in known.items() if t.letter in "VS")
-    return _belonging_to(letters, value) if letters else value
+    if isinstance(value, bool):
+        name = name_of(read[0]) or "a tensor"
+        note_read(RankInt(value, Facts(letters, f"the value of {name}")), value)
+    return _belonging_to(letters, value)
 
 
 def _belonging_to(letters: tuple[tuple[str, str], ...], value: Any) -> Any:
     if isinstance(value, list):
-        # Whole numbers count rows and choose them; lists of floats are for people to read.
-        return [
-            _belonging_to(letters, item) if isinstance(item, int | list) else item
-            for item in cast(Any, value)
-        ]
+        return [_belonging_to(letters, item) for item in cast(Any, value)]
     return belonging(value, Facts(letters, "item()"))
 
 

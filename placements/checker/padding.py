@@ -67,7 +67,7 @@ def _mask_type(padded: TensorType, rows: int) -> TensorType:
 
 
 def declare_padding(x: Tensor, known: TensorType, valid: Tensor) -> TensorType:
-    """The type of `x` whose first dims have rows of padding where `valid` is False.
+    """Return the type of `x` whose first dims have rows of padding where `valid` is False.
 
     `valid` gets the type of a mask, if it has none yet. Raises ArgumentError if `valid`
     does not fit `x`.

@@ -3,14 +3,16 @@
 A torch-function mode sees the calls of torch's functions. What it does not see is found by
 replacing the methods that such a call goes through, for as long as any block is open.
 
-One thing more is replaced, from import on: `Tensor.__getstate__` (`tags.py`) leaves types
-out of pickles, since a tensor may be saved after its block has ended.
+Two things more are changed, from import on (`tags.py`): `Tensor.__getstate__` leaves types
+out of pickles, since a tensor may be saved after its block has ended; and the class answers
+None for the type of a tensor that has none.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import compress
-from operator import call, is_
+from operator import call, delitem, is_, setitem
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,26 +22,42 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from placements import _torch
 from placements._torch import OBJECT_TO_TENSOR, unsupported
-from placements.checker import buffers, guards, numbers, writes
+from placements.checker import (
+    buffers,
+    functions,
+    guards,
+    layout,
+    numbers,
+    writes,
+)
+from placements.checker.training import steps
 from placements.types.mesh import Mesh
 
 _MISSING = object()
 
 
 class _Patch(NamedTuple):
-    owner: Any
+    owner: Any  # a class or a module, or a dict of hooks
     name: str
     make: Callable[[Any], Any]  # the entry of the owner's dict -> what replaces it
 
 
 def _patches() -> Iterator[_Patch]:
     # A Function hides a backward that nobody checked.
-    yield _Patch(torch.autograd.Function, "apply", guards.checked_function)
+    yield _Patch(torch.autograd.Function, "apply", functions.checked_function)
     # A module's state may be replaced, and checkpointers would keep the old tensor.
-    for name in ("__setattr__", "register_buffer", "register_parameter"):
-        yield _Patch(nn.Module, name, buffers.watched)
+    for hooks in _torch.REGISTRATION_HOOKS:
+        yield _Patch(hooks, "placements", partial(_replaced_by, buffers.check_registration))
+    # A step with gradients that are not summed makes the ranks' parameters part.
+    yield _Patch(_torch.STEP_HOOKS, "placements", partial(_replaced_by, steps.before_step))
     # The type of a tensor says what its old memory holds.
     yield _Patch(Tensor, "set_", writes.watched_set)
+    # Other names for the memory of a tensor, which no mode sees torch make.
+    yield _Patch(nn.Parameter, "__new__", writes.noted_parameter)
+    yield _Patch(torch, "from_numpy", writes.noted_array)
+    yield _Patch(torch, "frombuffer", writes.noted_array)
+    # The product of a torch.Size is a plain number.
+    yield _Patch(torch, "broadcast_shapes", numbers.broadcast_sizes)
     # A scripted function runs inside torch, where no mode sees what it writes.
     for scripted in _torch.SCRIPTED:
         yield _Patch(scripted, "__call__", guards.watched_script)
@@ -53,6 +71,8 @@ def _patches() -> Iterator[_Patch]:
     yield _Patch(nn.functional, "l1_loss", guards.refusing_weight)
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
     yield _Patch(Tensor, "__reduce_ex__", numbers.with_plain_sizes)
+    # The size of the memory of a piece differs by rank, as the piece does.
+    yield _Patch(torch.UntypedStorage, "nbytes", layout.bytes_of_memory)
     if not dist.is_available():
         return
     # A rank is a number that differs by rank, whichever way a program asks for it. The
@@ -65,8 +85,10 @@ def _patches() -> Iterator[_Patch]:
     for owner in _group_classes():
         if "rank" in owner.__dict__:
             yield _Patch(owner, "rank", numbers.rank_of_group)
-    # The tensors inside a mesh have no type.
-    yield _Patch(DeviceMesh, "__getitem__", numbers.part_of_mesh)
+    # A mesh computes with tensors of its own, and makes process groups.
+    yield _Patch(DeviceMesh, "__init__", guards.apart)
+    yield _Patch(DeviceMesh, "__getitem__", guards.apart)
+    yield _Patch(DeviceMesh, "mesh", guards.ranks_of_mesh)
     # A raw collective moves data between ranks behind the types.
     for owner in _group_classes():
         for name, method in owner.__dict__.items():
@@ -81,14 +103,14 @@ def _replaced_by(new: Any, old: Any) -> Any:
 
 
 def _group_classes() -> list[Any]:
-    """The process group, and backends written in Python."""
+    """Return the process group, and backends written in Python."""
     found: list[Any] = [dist.ProcessGroup] if dist.is_available() else []
     for owner in found:
         found.extend(owner.__subclasses__())
     return found
 
 
-class Plan:
+class Replacements:
     """What to replace, worked out beforehand: putting it in place is a list of C calls."""
 
     def __init__(self, owners: list[Any], patches: Iterable[_Patch]) -> None:
@@ -100,35 +122,38 @@ class Plan:
         self._undo: list[Callable[[], None]] = []
         for owner, name, make in patches:
             # The entry of the dict, not what getattr makes of it: that has to come back.
-            read = partial(cast(Mapping[str, Any], vars(owner)).get, name, _MISSING)
+            is_dict = owner.__class__ in (dict, OrderedDict)
+            entries = cast(Mapping[str, Any], owner if is_dict else vars(owner))
+            put, take = (setitem, delitem) if is_dict else (setattr, delattr)
+            read = partial(entries.get, name, _MISSING)
             old = read()
             inherited = old is _MISSING
-            if inherited and not hasattr(owner, name):
+            if inherited and not is_dict and not hasattr(owner, name):
                 raise unsupported([f"{owner.__name__}.{name} (to check its calls)"])
-            new = make(getattr(owner, name) if inherited else old)
-            undo = partial(delattr, owner, name), partial(setattr, owner, name, old)
+            new = make(getattr(owner, name, old) if inherited else old)
+            undo = partial(take, owner, name), partial(put, owner, name, old)
             self._read.append(read)
             self._old.append(old)
             self._new.append(new)
-            self.install.append(partial(setattr, owner, name, new))
+            self.install.append(partial(put, owner, name, new))
             self._undo.append(undo[0] if inherited else undo[1])
 
     def fits(self, owners: list[Any]) -> bool:
-        """Whether torch is as it was when the plan was made."""
+        """Return whether torch is as it was when the plan was made."""
         return self.owners == owners and all(map(is_, map(call, self._read), self._old))
 
     def undo(self) -> list[Callable[[], None]]:
-        """The calls that put torch back. What others replaced since is left to them."""
+        """Return the calls that put torch back; what others replaced since stays."""
         return list(compress(self._undo, map(is_, map(call, self._read), self._new)))
 
 
-_last: list[Plan] = []
+_last: list[Replacements] = []
 
 
-def plan() -> Plan:
-    """What to replace now. Made once, and again when torch was changed by others."""
+def plan() -> Replacements:
+    """Return what to replace now. Made once, and again when torch was changed by others."""
     # Other classes of groups, or a torch.compile that was imported since, need another one.
     owners = [*_group_classes(), _torch.stance() is not None]
     if not (_last and _last[0].fits(owners)):
-        _last[:] = [Plan(owners, _patches())]
+        _last[:] = [Replacements(owners, _patches())]
     return _last[0]

@@ -2,17 +2,19 @@
 
 Types belong to tensors, and several tensors may be names for one memory. So opaque code
 (a region, an autograd.Function, a custom op) does not write into its arguments, and an
-in-place op does not write through a cast: the other name would keep its old type.
+in-place op writes nothing that another name for the memory is not: that name would keep
+its old type.
 """
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placements._torch import base_of, unseen, version_of
+from placements._torch import base_of, memory_of, unseen
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
@@ -57,11 +59,11 @@ def reading_only(call: str, args: Iterable[Any]) -> Generator[list[Tensor]]:
 def _seen(position: int, tensor: Tensor) -> _Seen:
     plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
     values = project(tensor) if plain and observer() is not None else None
-    return _Seen(position, tensor, tags.get(tensor), version_of(tensor), values)
+    return _Seen(position, tensor, tags.get(tensor), tags.writes_of(tensor), values)
 
 
 def _is_written(seen: _Seen) -> bool:
-    if version_of(seen.tensor) != seen.version:
+    if tags.writes_of(seen.tensor) != seen.version:
         return True
     if seen.values is None:
         return False
@@ -88,19 +90,20 @@ def count_write(value: Any) -> None:
     if isinstance(value, Tensor):
         if not value.is_inference():
             torch.autograd.graph.increment_version(value)
+        tags.count_write(value)
     elif isinstance(value, list | tuple):
         for item in cast(Any, value):
             count_write(item)
 
 
 def watched_set(original: Any) -> Any:
-    """A `Tensor.set_` that refuses to give other memory to a tensor with a type."""
+    """Return a `Tensor.set_` that refuses to give other memory to a tensor with a type."""
 
     def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if current.mode is not None and _is_declared(self):
             raise refused_call(
                 "set_",
-                f"{name_of(self) or 'the tensor'} is given another memory behind its type",
+                f"{name_of(self) or 'the tensor'} is given other memory behind its type",
                 name=name_of(self) or "x",
                 rule="its type says what the old memory holds",
                 operands=[described(self)],
@@ -108,9 +111,50 @@ def watched_set(original: Any) -> Any:
             )
         if current.mode is not None:
             tags.clear(self)  # a factory's type is about the old memory
+            for source in args:
+                if isinstance(source, Tensor):
+                    with unseen():
+                        tags.note_name(source)
         return original(self, *args, **kwargs)
 
     return set_
+
+
+def noted_parameter(new: Any) -> Any:
+    """`nn.Parameter(x)`, another name for the memory of x, which has a type of its own."""
+    original: Any = new.__func__ if isinstance(new, staticmethod) else new
+
+    def __new__(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if current.mode is not None and isinstance(data, Tensor) and _is_declared(data):
+            with unseen():
+                tags.note_name(data)
+        return original(cls, data, *args, **kwargs)
+
+    return staticmethod(__new__)
+
+
+def noted_array(from_array: Any) -> Any:
+    """`torch.from_numpy` and the like: an array that numpy must not write is lent."""
+
+    def noted_array(array: Any, *args: Any, **kwargs: Any) -> Tensor:
+        result = from_array(array, *args, **kwargs)
+        if current.mode is not None:
+            lend_memory_of(array, result)
+        return result
+
+    return noted_array
+
+
+def lend_memory_of(array: Any, result: Tensor) -> None:
+    """Note that a tensor is made of an array which numpy must not write.
+
+    Inside a block this is the memory of a tensor with a type.
+    """
+    if isinstance(array, np.ndarray):
+        given = cast(Any, array)
+        with unseen():
+            if not given.flags.writeable and result.data_ptr() == given.ctypes.data:
+                tags.lend(result)
 
 
 def _is_declared(tensor: Tensor) -> bool:
@@ -139,12 +183,33 @@ def check_data(target: Tensor, value: Tensor) -> None:
     )
 
 
-def check_write(call: str, target: Tensor) -> None:
-    """Refuse an in-place op through a cast: the value below has another type.
+def check_write(call: str, target: Tensor, found: TensorType | None) -> None:
+    """Refuse an in-place op that makes the type of another name for its memory false.
 
-    Ordinary views keep what a tensor is on each axis, or make pieces Varying; fresh
-    memory has its own check.
+    `found` is the type of the target after the write; None: it stays without one. The
+    names are the tensor that the target is a view or a cast of, and names that are noted
+    with the memory, because their types stay what they are.
     """
+    if tags.is_lent(target):
+        raise _shared(
+            call, target, "an array of numpy", "the array is the memory of a tensor with a "
+            "type, which a write would change",
+        )  # fmt: skip
+    if target.is_inference():
+        _check_write_unwatched(call, target)
+    else:
+        _check_below(call, target)
+    for known in tags.types_of_names(target):
+        axis = _unfit(known, found)
+        if axis is not None:
+            raise _shared(
+                call, target, f"a tensor of the type {known!r}", "all names for one memory "
+                "hold what is written, and the other name keeps its type", axis,
+            )  # fmt: skip
+
+
+def _check_below(call: str, target: Tensor) -> None:
+    """Refuse a write through a view or a cast that is not what the tensor below is."""
     base = base_of(target)
     below, known = None if base is None else tags.get(base), tags.get(target)
     if base is None or below is None or known is None or below.mesh != known.mesh:
@@ -153,18 +218,67 @@ def check_write(call: str, target: Tensor) -> None:
         return
     for axis, t in known.items():
         old = below[axis].letter
-        if t.letter != old and (old, t.letter) != ("S", "V"):
-            name, other = name_of(target) or "the tensor", name_of(base) or "another tensor"
+        if t.letter != old:
+            other = name_of(base) or "another tensor"
+            raise _shared(
+                call, target,
+                f"{other}, which is {WORDS[old]} on axis {axis!r}, not {WORDS[t.letter]}",
+                "a view or a cast copies nothing: a write through it would change the "
+                "value below, which keeps its type", axis, described(base, below),
+            )  # fmt: skip
+
+
+def _unfit(known: TensorType, found: TensorType | None) -> str | None:
+    """An axis on which memory of type `found` is not what a name of it is known to be."""
+    if found is None or known.mesh != found.mesh:
+        return known.mesh.axes[0] if known.mesh.axes else None
+    for axis, t in known.items():
+        if t.letter not in ("V", found[axis].letter):
+            return axis
+    if known.index not in (None, found.index) or (known.pads and known.pads != found.pads):
+        return known.mesh.axes[0]
+    return None
+
+
+def _shared(
+    call: str, target: Tensor, other: str, rule: str, axis: str | None = None, *below: str
+) -> PlacementError:
+    """The error for a write to memory that has another name."""
+    name = name_of(target, call) or "the tensor"
+    return refused_call(
+        call,
+        f"{name} is another name for the memory of {other}",
+        name=name,
+        axis=axis,
+        expected="memory of its own",
+        actual=f"the memory of {other.partition(',')[0]}",
+        rule=rule,
+        operands=[described(target, tags.get(target), name_of(target, call)), *below],
+        advice=f"{name} = {name}.clone()",
+    )
+
+
+def _check_write_unwatched(call: str, target: Tensor) -> None:
+    """Refuse a write under inference_mode that may reach memory of another type.
+
+    Torch does not say there what a tensor is a view of. A piece, or rows that each rank
+    chose, may lie in the memory of a tensor that is equal on all ranks.
+    """
+    known, memory = tags.get(target), memory_of(target)
+    if known is not None and known.fresh is None and memory is not None:
+        is_part = target.numel() * target.element_size() != memory.nbytes()
+        differs = any(t.letter in "SV" for t in known.types)
+        if tags.is_cast(target) or (is_part and differs):
+            name = name_of(target, call) or "the tensor"
             raise refused_call(
                 call,
-                f"{name} is another name for the memory of {other}, which is "
-                f"{WORDS[old]} on axis {axis!r}, not {WORDS[t.letter]}",
+                f"{name} may be another name for the memory of a tensor of another type, "
+                "and torch does not say so under inference_mode",
                 name=name,
-                axis=axis,
                 expected="memory of its own",
-                actual=f"the memory of {other}",
-                rule="a cast copies nothing: a write through it would change the value "
-                "below, which keeps its type",
-                operands=[described(target, known), described(base, below)],
-                advice=f"{name} = {name}.clone()",
+                actual="a view or a cast",
+                rule="a write through a view does not tell the tensor below it",
+                operands=[described(target, known, name_of(target, call))],
+                advice="write to the whole tensor (x[rows] = values), or use "
+                "torch.no_grad() instead of inference_mode",
             )

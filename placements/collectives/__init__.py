@@ -160,7 +160,7 @@ def reinterpret(
 
 
 def _one_dim(argument: str, dim: int | None, t: AxisTypeLike, x: Tensor) -> int:
-    """The dim that a row per rank is added at or taken from; a Shard names its own."""
+    """Return the dim that a row per rank is added at or taken from; a Shard has its own."""
     shard = as_axis_type(t)
     if not isinstance(shard, Shard):
         return dim or 0

@@ -23,7 +23,7 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 def no_axis_of_mesh(call: str, group: str) -> PlacementError:
-    """The error for a process group of which the current mesh knows no axis."""
+    """Return the error for a process group of which the current mesh knows no axis."""
     return refused(
         call,
         f"the process group {group!r} is no axis of the current mesh",
@@ -35,30 +35,30 @@ def no_axis_of_mesh(call: str, group: str) -> PlacementError:
 def on_another_mesh(
     call: str, x: Tensor, known: TensorType, axis: str, mesh: Mesh
 ) -> PlacementError:
-    """The error for a tensor that does not live on the mesh whose axis is named."""
+    """Return the error for a tensor that does not live on the mesh whose axis is named."""
     return wrong_type(
         call, x, known, axis, f"a tensor on {mesh!r}", f"on {known.mesh!r}",
         rule="a collective runs over an axis of the mesh that the tensor lives on",
-        advice=f"reinterpret_mesh({name_of(x) or 'x'}, mesh)",
+        advice=f"reinterpret_mesh({name_of(x, call) or 'x'}, mesh)",
     )  # fmt: skip
 
 
 def wrong_source(
     call: str, x: Tensor, known: TensorType, axis: str, src: AxisType, dst: AxisType
 ) -> PlacementError:
-    """The error for a tensor that is not what `src` says."""
+    """Return the error for a tensor that is not what `src` says."""
     actual = known[axis]
     return wrong_type(
         call, x, known, axis, print_word(src), print_word(actual),
         rule="src must be the type that the tensor has",
-        fixes=_from_actual(call, name_of(x) or "x", axis, actual, dst),
+        fixes=_from_actual(call, name_of(x, call) or "x", axis, actual, dst),
     )  # fmt: skip
 
 
 def _from_actual(
     call: str, name: str, axis: str, actual: AxisType, dst: AxisType
 ) -> list[Fix]:
-    """The same call from the type that the tensor has, if there is such a call."""
+    """Return the same call from the type that the tensor has, if there is such a call."""
     row = find(call, actual, dst)
     if row is None or (row.action == "recut" and repr(actual) == repr(dst)):
         return []
@@ -68,7 +68,7 @@ def _from_actual(
 def extent_left_out(
     call: str, x: Tensor, known: TensorType, axis: str, src: AxisType
 ) -> PlacementError:
-    """The error for a `src` that does not say how an uneven cut was made."""
+    """Return the error for a `src` that does not say how an uneven cut was made."""
     actual = known[axis]
     assert isinstance(actual, Shard) and actual.extent is not None
     equal = len(set(actual.extent.sizes)) == 1
@@ -84,7 +84,7 @@ def extent_left_out(
 def untypable(
     call: str, x: Tensor, known: TensorType, axis: str, refusal: Refusal
 ) -> PlacementError:
-    """The error for a transition whose result has no type."""
+    """Return the error for a transition whose result has no type."""
     if refusal.pads is not None:
         return padded_at(call, x, known, refusal.reason)
     held = known.get(refusal.axis or axis)  # an axis of one rank has no type
@@ -96,14 +96,14 @@ def untypable(
 
 
 def gradient_dropped(call: str, x: Tensor) -> PlacementError:
-    """The error for a result under no_grad() that is cut off from `x`."""
-    name = name_of(x) or "x"
+    """Return the error for a result under no_grad() that is cut off from `x`."""
+    name = name_of(x, call) or "x"
     return refused_call(
         call,
         f"{name} needs a gradient, which no_grad() drops here",
         name=name,
         rule="what is computed from the result would train without its share",
-        operands=[described(x)],
+        operands=[described(x, None, name)],
         advice=f"call it outside no_grad(), or say that no gradient is meant: "
         f"{name}.detach()",
     )
@@ -112,8 +112,8 @@ def gradient_dropped(call: str, x: Tensor) -> PlacementError:
 def no_such_transition(
     call: str, x: Tensor, axis: str, src: AxisType, dst: AxisType
 ) -> PlacementError:
-    """The error for a pair of types that the call does not take."""
-    name, expected = name_of(x) or "x", ", ".join(choices(call))
+    """Return the error for a pair of types that the call does not take."""
+    name, expected = name_of(x, call) or "x", ", ".join(choices(call))
     advice = _advice(call, name, axis, src, dst)
     rule = ""
     if call in _REDUCTIONS:
@@ -136,7 +136,10 @@ def no_such_transition(
 
 
 def _advice(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> str:
-    if call in _REDUCTIONS and src.letter in "VS":
+    if call in _REDUCTIONS and src.letter == "S":
+        other = find("redistribute", src, dst)  # the pieces are put together, not added
+        return "" if other is None else call_text(other.call, name, axis, src, dst)
+    if call in _REDUCTIONS and src.letter == "V":
         summands = call_text("reinterpret", name, axis, V, P)
         return f"if the values really are summands, say so: {summands}"
     if call in _REDUCTIONS and src.letter in "RI":

@@ -40,7 +40,7 @@ class Move:
     is_backward: bool = False
 
     def dual(self, dtype: torch.dtype) -> "Move":
-        """The move of the gradient, to `dtype`: src and dst change places."""
+        """Return the move of the gradient, to `dtype`: src and dst change places."""
         row, said = dual_transition(self.row), self.dtypes.backward or NOTHING_SAID
         by_policy = self.gradient_dtype if row.sums and dtype.is_floating_point else None
         return replace(
@@ -55,14 +55,14 @@ class Move:
         )
 
     def run(self, x: Tensor) -> Tensor:
-        """What the move makes of `x`; `x` itself where it moves nothing."""
+        """Return what the move makes of `x`; `x` itself where it moves nothing."""
         if self.dtypes == NOTHING_SAID:
             return self._run(x)
         op_dtype, out_dtype = self.dtypes.chosen(x.dtype, sums=self.row.sums)
         return self._run(x.to(op_dtype)).to(out_dtype)
 
     def _run(self, x: Tensor) -> Tensor:
-        """What the move makes of `x`, in the dtype of `x`."""
+        """Return what the move makes of `x`, in the dtype of `x`."""
         if self.ranks.size == 1:
             return _on_one_rank(self, x)
         kind = None if self.record is None else self.row.communicates
@@ -81,7 +81,7 @@ class Move:
         return _ACTIONS[self.row.action](self, x)
 
     def carried(self, x: Tensor) -> int:
-        """The bytes that this rank hands to the collective, pieces padded to one size."""
+        """Return the bytes that this rank hands to the collective, pieces padded alike."""
         shape = list(x.shape)
         if self.row.action in ("gather", "recut") and self.src_cut is not None:
             dim, extent = self.src_cut

@@ -33,7 +33,7 @@ class Dtypes:
     backward: "Dtypes | None" = None
 
     def chosen(self, given: torch.dtype, *, sums: bool) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes to work in and to give, for a tensor of dtype `given`."""
+        """Return the dtypes to work in and to give, for a tensor of dtype `given`."""
         out = self.out or self.op or given
         if self.op is not None:
             return self.op, out
@@ -54,7 +54,7 @@ def said_dtypes(
     out_dtype: torch.dtype | None = None,
     backward_options: BackwardOptions | None = None,
 ) -> Dtypes:
-    """The options of a call on a tensor of dtype `given`, checked."""
+    """Return the options of a call on a tensor of dtype `given`, checked."""
     out = _castable(call, "op_dtype", given, op_dtype)
     out = _castable(call, "out_dtype", out, out_dtype)
     if backward_options is None:
@@ -124,6 +124,6 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
 
 
 def gradient_dtype(axis: str) -> torch.dtype | None:
-    """The dtype in which gradients are summed over `axis`; None: the one they have."""
+    """Return the dtype in which gradients are summed over `axis`; None: their own."""
     policy = _policy.get()
     return policy.get(axis, policy.get(None))

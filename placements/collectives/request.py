@@ -89,7 +89,9 @@ def run(
     `dtypes` are the call's op_dtype, out_dtype and backward_options.
     """
     mode = current.mode
-    if mode is None:
+    # What a hook makes of a gradient is noted on the result, whether checking is on or off.
+    in_hook = mode is not None and mode.lenient and current.in_backward
+    if mode is None or in_hook:
         request = _read(call, x, axis, src, dst, dtypes, new_dim, sends, receives, False)
         return _unchecked(request)
     with unseen(), suspended():
@@ -117,7 +119,7 @@ def _read(
     receives: Sequence[int] | None,
     checked: bool,
 ) -> Request:
-    """The request that the arguments of a call make; ValueError if they make none."""
+    """Return the request that a call's arguments make; ValueError if they make none."""
     chosen = NOTHING_SAID
     if dtypes != (None, None, None):
         chosen = said_dtypes(call, x.dtype, *dtypes)
@@ -146,7 +148,7 @@ def _read(
     elif row is not None and (sends is not None or receives is not None):
         raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
     if checked and row is not None and x.requires_grad and not torch.is_grad_enabled():
-        if x.grad_fn is not None:  # that a leaf gets no gradient there, everybody expects
+        if x.grad_fn is not None:  # everybody expects that a leaf gets no gradient there
             raise gradient_dropped(call, x)
     return Request(
         call, x, ranks, mesh, before, after, row, chosen, new_dim, *exchanged, gradients,
@@ -155,7 +157,7 @@ def _read(
 
 
 def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None]:
-    """The ranks of an axis, by its name or its process group; and the mesh it is of."""
+    """Return the ranks of an axis, given by name or process group, and the axis's mesh."""
     mesh = current_mesh()
     if isinstance(axis, str):
         if mesh is None:
@@ -189,7 +191,7 @@ def _on_many_ranks() -> bool:
 
 
 def _as_type(call: str, like: AxisTypeLike, x: Tensor) -> AxisType:
-    """The type with its dim counted from the front; ValueError if `x` has no such dim."""
+    """Return the type, its dim counted from the front; ValueError if `x` lacks the dim."""
     t = like if isinstance(like, AxisType) else as_axis_type(like)
     if not isinstance(t, Shard):
         return t
@@ -201,7 +203,7 @@ def _as_type(call: str, like: AxisTypeLike, x: Tensor) -> AxisType:
 def _row(
     call: str, x: Tensor, axis: str, src: AxisType, dst: AxisType
 ) -> Transition | None:
-    """The row of the table; None where src and dst are the same."""
+    """Return the row of the table; None where src and dst are the same."""
     of_one_dim = isinstance(src, Shard) and isinstance(dst, Shard) and src.dim == dst.dim
     # Without an extent dst asks for pieces of a dim, however they are cut: where another
     # axis cuts the dim too, extents differ by rank, but all ranks must say the same.
@@ -216,7 +218,7 @@ def _row(
 
 
 def _row_dim(call: str, new_dim: int, x: Tensor, added: int) -> int:
-    """Which dim a row per rank is added at (`added` is 1) or taken from (-1)."""
+    """Return which dim a row per rank is added at (`added` is 1) or taken from (-1)."""
     dims = x.dim() + (added == 1)
     if not -dims <= new_dim < dims:
         raise ArgumentError(
@@ -260,6 +262,7 @@ def _checked(request: Request, known: TensorType) -> Tensor:
     if request.dtypes.op or request.dtypes.out:
         found = found.with_pads(cast_pads(found.pads))
     tags.put(moved, found)
+    tags.note_cast(x, moved)
     return moved
 
 
@@ -268,10 +271,10 @@ def _check_operand(request: Request, known: TensorType) -> None:
     call, x, axis, src = request.call, request.x, request.ranks.axis, request.src
     if request.mesh is None:
         raise no_axis_of_mesh(call, axis)
-    if known.is_number:
+    if known.is_number and all(t.letter == "R" for t in known.types):
         if src.letter in "RI":
-            return
-    elif known.mesh is not request.mesh and known.mesh != request.mesh:
+            return  # one number in sizes that are the same on all ranks
+    if known.mesh is not request.mesh and known.mesh != request.mesh:
         raise on_another_mesh(call, x, known, axis, request.mesh)
     actual = known[axis]
     if actual != src:
@@ -324,7 +327,7 @@ def _carry_out(
 
 
 def _cuts_as_said(request: Request, row: Transition) -> tuple[DimCut | None, DimCut | None]:
-    """The cuts that the arguments alone describe: checking is off."""
+    """Return the cuts that the arguments alone describe: checking is off."""
     src, dst, x, ranks = request.src, request.dst, request.x, request.ranks
     if row.dims_added == -1 and x.shape[request.new_dim] != ranks.size:
         raise ValueError(
@@ -366,7 +369,7 @@ def _splits(
     sends: Sequence[int] | None,
     receives: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many rows go to each rank, and come from it; equal runs unless it is said."""
+    """Return how many rows go to each rank and come from it; equal runs by default."""
     if (sends is None) != (receives is None):
         raise ValueError("give both input_split_sizes and output_split_sizes, or neither")
     if x.dim() == 0:

@@ -47,7 +47,7 @@ def sum_over(ranks: AxisRanks, x: Tensor) -> Tensor:
 
 
 def stack_all(ranks: AxisRanks, x: Tensor) -> Tensor:
-    """All ranks' tensors of one shape, stacked on a new leading dim."""
+    """Return all ranks' tensors of one shape, stacked on a new leading dim."""
     if ranks.group is None or x.numel() == 0:
         return x.new_zeros((ranks.size, *x.shape))
     flat = x.reshape(1, -1).contiguous()

@@ -6,6 +6,7 @@ label that says where the dim goes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from placements.inference.padding import AtPads, result_pads
 from placements.inference.rules import (
@@ -43,12 +44,13 @@ def combine(
     adds_number: bool = False,
     at_pads: AtPads | None = None,
 ) -> TensorType:
-    """The type of an op's result.
+    """Return the type of an op's result.
 
     `adds_number`: a non-zero Python number is one of the op's values. `at_pads`: what the
     op makes of rows of padding, where its linearity alone does not say.
     """
     mesh = _common_mesh(terms)
+    terms = [_as_numbers(term, index) for term in terms]
     sources = [term.operand.type.fresh for term in terms]
     fresh = MADE if all(sources) and LEAF not in sources else None
     if fresh is not None and not adds_number and _only_moves_dims(linearity, terms):
@@ -78,13 +80,34 @@ def _common_mesh(terms: Sequence[Term]) -> Mesh:
     return mesh
 
 
+def _as_numbers(term: Term, index: Index | Computed | None) -> Term:
+    """Numbers of each rank's own rows, taken for plain numbers, are the rank's own.
+
+    Rank r counts its rows from 0, so as numbers they are no pieces of the numbers that one
+    device has. As an index of those rows they are, and the result may be such an index.
+    """
+    found = term.operand.type
+    domain = found.index
+    if not isinstance(domain, Index) or not domain.cuts:
+        return term
+    if term.is_index or domain == index:
+        return term
+    own = {axis for axis, _ in domain.cuts}
+    for order in found.cut_dims.values():
+        counted = [k for k, axis in enumerate(order) if axis in own]
+        own |= set(order[: max(counted, default=0)])
+    types = {axis: V if axis in own else t for axis, t in found.items()}
+    numbers = make(found.mesh, types, domain, found.fresh).with_pads(found.pads)
+    return replace(term, operand=replace(term.operand, type=numbers))
+
+
 def _is_same_anywhere(term: Term) -> bool:
     found = term.operand.type
     return found.is_number and all(t.letter == "R" for t in found.types)
 
 
 def _only_moves_dims(linearity: Linearity, terms: Sequence[Term]) -> bool:
-    """Whether one number, given a shape, is still that number afterwards."""
+    """Return whether one number, given a shape, is still that number afterwards."""
     return (
         linearity is LINEAR
         and len(terms) == 1
@@ -146,7 +169,7 @@ def _join_axis(
 def _agree_on_dim(
     axis: str, kept: Sequence[tuple[int, Extent, Term]], terms: Sequence[Term]
 ) -> Shard | None:
-    """The Shard of the result, if the operands that are cut agree on it."""
+    """Return the Shard of the result, if the operands that are cut agree on it."""
     if not kept:
         return None
     dim, extent, first = kept[0]
@@ -184,7 +207,7 @@ def _contract(
     cuts: Sequence[tuple[Extent, Term]],
     terms: Sequence[Term],
 ) -> str:
-    """The letter of a contraction in which these operands are cut."""
+    """Return the letter of a contraction in which these operands are cut."""
     extent, first = cuts[0]
     for other, term in cuts[1:]:
         if other != extent:
@@ -246,7 +269,7 @@ def _takes_gradient(operand: Operand) -> bool:
 
 
 def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
-    """The operand to name in an error, and what it should have been."""
+    """Return the operand to name in an error, and what it should have been."""
     named = [(x, term) for x, term in letters if term.operand.position >= 0]
     for letter in "IP":
         for found, term in named:
@@ -259,7 +282,7 @@ def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
 
 
 def _in_order(types: dict[str, AxisType], terms: Sequence[Term]) -> dict[str, AxisType]:
-    """The axis types, ordered so that cuts of one dim keep the operands' order."""
+    """Return the axis types, ordered so that cuts of one dim keep the operands' order."""
     ordered: list[str] = []
     by_dim: dict[int, list[str]] = {}
     for axis, t in types.items():

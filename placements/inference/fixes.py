@@ -8,7 +8,9 @@ from placements.inference.retype import retyped
 from placements.inference.terms import Operand, Refusal
 from placements.inference.transitions import TRANSITIONS, Transition, cost, find
 from placements.types.axis import BY_LETTER, AxisType, Shard
+from placements.types.extents import Even
 from placements.types.padding import Pads
+from placements.types.tensor import TensorType
 
 MOST = 3
 
@@ -50,32 +52,77 @@ def fixes(
     refusal: Refusal,
     kept: int = 0,
 ) -> list[Fix]:
-    """Up to three changes of one operand, or of all that are alike, that type-check.
+    """Return up to three changes of one operand, or of all that are alike, that type-check.
 
     The first `kept` operands are not to be changed: an in-place op writes them.
     """
     if refusal.pads is not None:
         return pad_fixes(infer, operands, names, refusal, kept)
-    found: list[Fix] = []
+    mending: list[Fix] = []
+    forgetting: list[Fix] = []  # they may silence the mistake, so they come last
     attempts = [
         (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
     ]
     seen: set[str] = set()
-    # To say what an index counts comes last: it may silence the mistake.
     for row, changed in [*attempts, (None, ())]:
-        if len(found) == MOST or (row is not None and _name(row) in seen):
-            continue
-        if any(k < kept for k in changed):
+        if len(mending) == MOST:
+            break
+        if (row is not None and _name(row) in seen) or any(k < kept for k in changed):
             continue
         fix = _Attempt(infer, operands, names).run(refusal, row, changed)
-        if fix is not None and fix not in found:
-            found.append(fix)
-            seen.add(_name(row) if row else "")
-    return found
+        if fix is None or fix in mending or fix in forgetting:
+            continue
+        (forgetting if fix.forgets else mending).append(fix)
+        seen.add(_name(row) if row else "")
+    return [*mending, *forgetting][:MOST]
+
+
+def repeat_fix(
+    infer: Infer, operands: Sequence[Operand], names: Sequence[str]
+) -> list[Fix]:
+    """For operands that are cut like others and have fewer heads: repeat the heads."""
+    for small in operands:
+        for dim in small.type.cut_dims:
+            sizes = {o.shape[dim] for o in operands if o.ndim == small.ndim}
+            times = max(sizes) // max(1, small.shape[dim])
+            if len(sizes) != 2 or times < 2 or times * small.shape[dim] != max(sizes):
+                continue
+            changed = [
+                _with_rows_repeated(o, dim, times)
+                if o.ndim == small.ndim and o.shape[dim] == small.shape[dim]
+                else o
+                for o in operands
+            ]
+            try:
+                infer(changed)
+            except (Refusal, LookupError, ValueError, TypeError, ArithmeticError):
+                continue
+            texts = dict.fromkeys(
+                f"{name}.repeat_interleave({times}, {dim})"
+                for name, old, new in zip(names, operands, changed, strict=True)
+                if old is not new
+            )
+            return [Fix("; ".join(texts), "nothing", "nothing")]
+    return []
+
+
+def _with_rows_repeated(x: Operand, dim: int, times: int) -> Operand:
+    """Return an operand each of whose rows stands `times` times, where it was."""
+    types: list[AxisType] = []
+    for t in x.type.types:
+        if isinstance(t, Shard) and t.dim == dim:
+            if not isinstance(t.extent, Even):
+                return x
+            t = replace(t, extent=replace(t.extent, rows_in_all=t.extent.total * times))
+        types.append(t)
+    shape = (*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :])
+    return replace(
+        x, type=TensorType(x.type.mesh, tuple(types), x.type.orders), shape=shape
+    )
 
 
 def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | None:
-    """The one call that turns a type into another, if there is one."""
+    """Return the one call that turns a type into another, if there is one."""
     row = find("redistribute", actual, expected)
     if row is None or (row.action == "recut" and repr(actual) == repr(expected)):
         return None
@@ -88,7 +135,7 @@ def _name(row: Transition) -> str:
 
 
 def _choices(row: Transition, operands: Sequence[Operand]) -> list[tuple[int, ...]]:
-    """Each operand alone, then all those that the row could change."""
+    """Return each operand alone, then all those that the row could change."""
     able = tuple(
         k for k, o in enumerate(operands) if any(t.letter == row.src for t in o.type.types)
     )
@@ -171,7 +218,8 @@ class _Attempt:
             texts[k] = call_text(row.call, texts[k], axis, before, after)
             costs.append(cost(row, axis))
             forgets = forgets or row.call == "reinterpret"
-        calls = [t for t, n in zip(texts, self.names, strict=True) if t != n]
+        changed = [t for t, n in zip(texts, self.names, strict=True) if t != n]
+        calls = dict.fromkeys(changed)  # one name may be two operands
         sides = [dict.fromkeys(side) for side in zip(*costs, strict=True)] or [{}, {}]
         forward, backward = (
             ", ".join(word for word in side if word != "nothing") or "nothing"
@@ -213,7 +261,7 @@ _MOST = 4
 
 
 def pad_advice(refusal: Refusal) -> str:
-    """What to do where no change of one operand helps."""
+    """Return what to do where no change of one operand helps."""
     if refusal.pads is None:
         return ""
     return (
@@ -273,7 +321,7 @@ def _tried(
 
 
 def _masked(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
-    """The rows of padding set to zero."""
+    """Return the fix that sets the rows of padding to zero."""
     if pads.holds == 0:
         return None
     zeros = replace(pads, holds=0)
@@ -283,7 +331,7 @@ def _masked(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
 
 
 def _left(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
-    """The rows of padding left out, of a tensor that is used alone with its mask."""
+    """Return the fix that leaves rows of padding out of a tensor used with its mask."""
     if any(x.cut_axes(dim) for dim in pads.dims) or pads.dims[0] != 0:
         return None
     left = replace(x, type=x.type.with_pads(tuple(p for p in x.type.pads if p != pads)))
@@ -297,5 +345,5 @@ def _left(x: Operand, pads: Pads, text: str) -> tuple[Operand, str] | None:
 
 
 def call_text(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> str:
-    """The code of a collective or a cast: `all_reduce(x, 'tp', src=P, dst=R)`."""
+    """Return the code of a collective or a cast: `all_reduce(x, 'tp', src=P, dst=R)`."""
     return f"{call}({name}, {axis!r}, src={src!r}, dst={dst!r})"

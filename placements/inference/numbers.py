@@ -5,6 +5,9 @@ of a dim that is cut is Partial: this rank's summand of the size over all ranks.
 keeps what is known, by the rules for tensors; what no rule allows becomes Varying, since a
 number by itself does no harm. An op that takes such a number as a value, or chooses rows
 by it, is then checked like one that takes a tensor.
+
+A comparison gives a plain bool, since Python and torch take nothing else, and `int(n)` a
+plain number. Such a question is told to a listener, because types do not follow the answer.
 """
 
 import math
@@ -13,14 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from placements.inference.combine import combine
-from placements.inference.padding import same
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity, join
-from placements.inference.terms import Operand, Term
-from placements.types.axis import BY_LETTER, AxisType, Shard, V
 from placements.types.index import Cuts
-from placements.types.mesh import Mesh
-from placements.types.tensor import MADE, TensorType, make
 
 # The dtype of an operand that is such a number.
 NUMBER = "number"
@@ -40,6 +37,9 @@ class Facts:
     counts_padding: bool = False
     cuts: Cuts = ()
 
+    def __hash__(self) -> int:
+        return hash((self.letters, self.origin))  # cuts are left to the comparison
+
     def letter(self, axis: str | None) -> str:
         return next((x for a, x in self.letters if a == axis), "R")
 
@@ -48,12 +48,12 @@ NOTHING = Facts((), "")
 
 
 def facts_of(value: object) -> Facts:
-    """What is known of a number; a plain one is equal on all ranks."""
+    """Return what is known of a number; a plain one is equal on all ranks."""
     return value.facts if isinstance(value, RankInt | RankFloat) else NOTHING
 
 
 def belonging(value: Any, facts: Facts) -> Any:
-    """The number with these facts; itself if there are none, or if it is no number."""
+    """Return the number with these facts; itself if there are none or it is no number."""
     if not (facts.letters or facts.counts_padding) or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -61,10 +61,42 @@ def belonging(value: Any, facts: Facts) -> Any:
     return RankFloat(value, facts) if isinstance(value, float) else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return the value without axes, told to nobody; itself if it has none."""
     if isinstance(value, RankInt):
         return int.__int__(value)
     return float.__float__(value) if isinstance(value, RankFloat) else value
+
+
+class Listener:
+    """Whoever is told of questions that a plain value answers: `runtime/forgotten.py`.
+
+    `ordered` is asked before two numbers are ordered, and may refuse.
+    """
+
+    told: "Callable[[RankNumber, str, Any], None] | None" = None
+    ordered: "Callable[[RankNumber, Any], None] | None" = None
+
+
+listener = Listener()
+
+
+def is_either(one: Facts, two: Facts) -> bool:
+    """Whether the larger of two numbers has the facts of both, whichever it is.
+
+    Each rank's own numbers stay its own. Two summands may not be chosen from, since the
+    largest sum is no sum of the largest summands, unless they are sizes of equal pieces.
+    """
+    if sorted(one.letters) != sorted(two.letters):
+        return False
+    is_own = all(letter == "V" for _, letter in one.letters)
+    return is_own or bool(one.cuts and one.cuts == two.cuts)
+
+
+def _tell(number: Any, question: str, answer: Any) -> Any:
+    if listener.told is not None:
+        listener.told(number, question, answer)
+    return answer
 
 
 # Python's operator -> its sign, and how its result depends on the two numbers; a
@@ -87,7 +119,7 @@ def _letter(name: str, left: str, right: str) -> str:
 def _combined(name: str, left: Any, right: Any) -> Any:
     if not isinstance(left, int | float) or not isinstance(right, int | float):
         return NotImplemented
-    value = getattr(operator, name)(_plain(left), _plain(right))
+    value = getattr(operator, name)(plain(left), plain(right))
     one, two = facts_of(left), facts_of(right)
     if name in ("add", "sub") and not (one.letters and two.letters):
         # Zero may be added to a summand (`sum` starts with it), another number not.
@@ -114,6 +146,23 @@ def _all_varying(facts: Facts) -> tuple[tuple[str, str], ...]:
     return tuple((axis, "V") for axis, _ in facts.letters)
 
 
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def _compared(name: str) -> Callable[[Any, Any], Any]:
+    compare, sign = getattr(operator, name), _COMPARISONS[name]
+
+    def compared(self: Any, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        if listener.ordered is not None and name not in ("eq", "ne"):
+            listener.ordered(self, other)
+        answer = compare(plain(self), plain(other))
+        return _tell(self, f"{sign} {facts_of(other).origin or '...'}", answer)
+
+    return compared
+
+
 def _forward(name: str) -> Callable[[Any, Any], Any]:
     return lambda self, other: _combined(name, self, other)
 
@@ -128,28 +177,35 @@ class _Belongs:
     facts: Facts
 
     def __neg__(self) -> Any:
-        return belonging(-_plain(self), replace(self.facts, cuts=()))
+        return belonging(-plain(self), replace(self.facts, cuts=()))
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return self._changed(abs(_plain(self)))
+        return self._changed(abs(plain(self)))
 
     def __invert__(self) -> Any:
-        return self._changed(~_plain(self))
+        return self._changed(~plain(self))
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._changed(round(_plain(self), digits))
+        return self._changed(round(plain(self), digits))
 
     def __ceil__(self) -> Any:
-        return self._changed(math.ceil(_plain(self)))
+        return self._changed(math.ceil(plain(self)))
 
     def __floor__(self) -> Any:
-        return self._changed(math.floor(_plain(self)))
+        return self._changed(math.floor(plain(self)))
 
     def __trunc__(self) -> Any:
-        return self._changed(math.trunc(_plain(self)))
+        return self._changed(math.trunc(plain(self)))
+
+    def conjugate(self) -> Any:
+        return self
+
+    def as_integer_ratio(self) -> Any:
+        above, below = plain(self).as_integer_ratio()
+        return self._changed(above), self._changed(below)
 
     @property
     def real(self) -> Any:
@@ -165,13 +221,43 @@ class _Belongs:
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
+    def __bool__(self) -> bool:
+        return _tell(self, "is not 0", bool(plain(self)))
+
+    def __hash__(self) -> int:
+        _tell(self, "as a key", plain(self))
+        return hash(plain(self))
+
+    def __int__(self) -> int:
+        return _tell(self, "as int(...)", int(plain(self)))
+
+    def __float__(self) -> float:
+        return _tell(self, "as float(...)", float(plain(self)))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Call a function of numpy: a number keeps the axes, an array has none to keep."""
+        result = getattr(ufunc, method)(*map(plain, inputs), **options)
+        letters = {a: "V" for one in inputs for a, _ in facts_of(one).letters}
+        facts = Facts(tuple(letters.items()), f"{ufunc.__name__}({self.facts.origin})")
+        if isinstance(result, tuple):  # divmod
+            return tuple(self._of_numpy(one, facts) for one in cast(Any, result))
+        return self._of_numpy(result, facts)
+
+    def _of_numpy(self, result: Any, facts: Facts) -> Any:
+        number = result.item() if getattr(result, "ndim", None) == 0 else result
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return belonging(number, facts)
+        answer = number if isinstance(number, bool) else plain(self)
+        _tell(self, f"in {facts.origin}", answer)
+        return result
+
     def _changed(self, value: Any) -> Any:
         """Another number that each rank makes of its own."""
         return belonging(value, Facts(_all_varying(self.facts), self.facts.origin))
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind: type[int] | type[float] = int if isinstance(self, RankInt) else float
-        return kind, (_plain(self),)  # elsewhere it is any number
+        return kind, (plain(self),)  # elsewhere it is any number
 
     def __deepcopy__(self, memo: object) -> Any:
         return self
@@ -183,6 +269,10 @@ for _name in _OPERATORS:
     setattr(_Belongs, f"__r{_bare}__", _reflected(_name))
 
 
+for _name in _COMPARISONS:
+    setattr(_Belongs, f"__{_name}__", _compared(_name))
+
+
 class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A whole number that belongs to mesh axes."""
 
@@ -190,6 +280,18 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
         made = super().__new__(cls, value)
         made.facts = facts
         return made
+
+    def __index__(self) -> int:
+        return self
+
+    def bit_length(self) -> int:
+        return self._changed(plain(self).bit_length())
+
+    def bit_count(self) -> int:
+        return self._changed(plain(self).bit_count())
+
+    def to_bytes(self, *args: Any, **kwargs: Any) -> bytes:
+        return _tell(self, "as bytes", plain(self).to_bytes(*args, **kwargs))
 
 
 class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -199,6 +301,12 @@ class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOve
         made = super().__new__(cls, value)
         made.facts = facts
         return made
+
+    def is_integer(self) -> bool:
+        return _tell(self, "is whole", plain(self).is_integer())
+
+    def hex(self) -> str:
+        return _tell(self, "as hex()", plain(self).hex())
 
 
 RankNumber: TypeAlias = RankInt | RankFloat
@@ -221,52 +329,7 @@ def numbers_in(value: Any) -> Iterator[RankNumber]:
             yield from numbers_in(item)
 
 
-def number_operand(
-    number: RankNumber, mesh: Mesh, position: int, *, forgotten: bool = False
-) -> Operand:
-    """The number as inference sees it; `forgotten`: as each rank's own."""
-    letters = {axis: number.facts.letter(axis) for axis in mesh.axes}
-    if any(axis not in mesh.sizes for axis, _ in number.facts.letters):
-        letters = dict.fromkeys(mesh.axes, "V")  # it belongs to another presentation
-    if forgotten:
-        letters = {axis: "R" if x == "R" else "V" for axis, x in letters.items()}
-    types = {axis: BY_LETTER[letter] for axis, letter in letters.items()}
-    # Nobody declared it, so what is made of it and of factories is open to declaration.
-    return Operand(make(mesh, types, fresh=MADE), (), NUMBER, position)
-
-
 def shown(number: RankNumber) -> str:
     """`shape[0] = 3 {tp:P}`, for messages."""
     letters = ", ".join(f"{axis}:{letter}" for axis, letter in number.facts.letters)
-    return f"{number.facts.origin} = {_plain(number)} {{{letters}}}"
-
-
-def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
-    """The type of rows that were chosen by a number: on its axes each rank's own.
-
-    Raises Refusal for an Invariant or a Partial, as for any choice that ranks make alone.
-    """
-    facts = number.facts
-    if any(axis not in found.mesh.sizes for axis, _ in facts.letters):
-        # It belongs to another presentation of the ranks, and may differ on all of them.
-        facts = replace(facts, letters=tuple((axis, "V") for axis in found.mesh.axes))
-        number = RankInt(int(number), facts)
-    if not any(axis in found for axis, _ in facts.letters):
-        return found
-    if found.fresh is not None:
-        own: dict[str, AxisType] = {
-            axis: V if facts.letter(axis) != "R" else t for axis, t in found.items()
-        }
-        return make(found.mesh, own, found.index, MADE).with_pads(found.pads)
-    dims = [t.dim for t in found.types if isinstance(t, Shard)]
-    ndim = 1 + max([0, *dims, *(d for pads in found.pads for d in pads.dims)])
-    rows = Operand(found, (1,) * ndim, "float64", 0)
-    choice = number_operand(number, found.mesh, 0, forgotten=True)
-    terms = [Term(rows, tuple(range(ndim))), Term(choice, (), is_control=True)]
-    return combine(LINEAR, terms, at_pads=same).with_index(found.index)
-
-
-def filled_with(mesh: Mesh, number: RankNumber) -> TensorType:
-    """The type of a tensor that a factory fills with the number."""
-    types = {axis: BY_LETTER[number.facts.letter(axis)] for axis in mesh.axes}
-    return make(mesh, types, fresh=MADE)
+    return f"{number.facts.origin} = {plain(number)} {{{letters}}}"

@@ -7,8 +7,6 @@ why it is refused), and what it does to zeros in rows of padding. Ops are found 
 torch name; an in-place form (`add_`) is found by the name of its plain one.
 """
 
-from dataclasses import dataclass
-
 from placements.inference.flows import (
     elementwise,
     factories,
@@ -21,43 +19,30 @@ from placements.inference.flows import (
     subscripts,
     views,
 )
-from placements.inference.op import SUM, Flow, Op, parsed_slots
+from placements.inference.op import SUM, Op, parsed_slots
 from placements.inference.padding import ABSORBS, FLIPS, KEEPS
-from placements.inference.rules import LINEAR, MULTILINEAR, NO_VALUES, NONLINEAR, Linearity
-
-
-@dataclass(frozen=True)
-class Row:
-    """Ops that are alike, and why they are treated as they are."""
-
-    group: str
-    names: str
-    linearity: Linearity
-    flow: Flow
-    slots: str
-    why: str
-    along: str = ""
-    takes: str = ""
-    forgets: str = ""
-    zeros: str = ""
-    overwrites: bool = False
-    copies: bool = False
-    reads_floats: bool = False
-
+from placements.inference.row import Row
+from placements.inference.rules import LINEAR, MULTILINEAR, NO_VALUES, NONLINEAR
+from placements.inference.table import arrangements, elements, matrices, networks
 
 NEEDS_WHOLE = "it needs the whole dim, and this rank holds a piece of it"
 NOT_MEAN = (
     "a mean over a dim that is cut divides by this rank's count; take the sum, which is "
     "Partial, and divide by the global count (global_mean)"
 )
+NOT_NORM = (
+    "the norm of a piece is not the norm of all; placements.clip_grad_norm_ takes that of "
+    "gradients over all ranks"
+)
 NOT_MAX = (
     "the largest of a piece is not the largest of all, and Partial means sum; gather the "
     "dim first"
 )
 NOT_SORTED = (
-    "the order within a piece is not the order of the whole dim; sort a piece as the "
-    "rank's own rows (Varying), or gather the dim first"
+    "the order within a piece is not the order of the whole dim; take the order of the "
+    "rank's own rows (argsort, which is Varying), or gather the dim first"
 )
+OWN_ORDER = "the order of a piece is that of the rank's own rows, and not of the whole dim"
 NOT_SOFTMAX = "a softmax needs the whole dim: the sum of a piece is not that of all"
 NOT_RUNNING = "a running result needs what came before on the other ranks"
 NOT_SCATTERED = indexing.POSITIONS
@@ -76,13 +61,15 @@ ROWS: tuple[Row, ...] = (
     Row("elementwise",
         "acos acosh atan2 bitwise_left_shift bitwise_right_shift "
         "clamp clamp_max clamp_min clip cos cosh eq erfc erfinv exp exp2 "
-        "float_power floor_divide fmax fmin fmod ge gt hardsigmoid "
+        "float_power fmax fmin fmod ge gt hardsigmoid "
         "hypot isclose isfinite isinf isnan isneginf isposinf le "
         "leaky_relu lgamma log log10 log2 logaddexp logit log_sigmoid lt nan_to_num ne "
         "pow reciprocal remainder rsqrt sigmoid signbit sinc softplus sqrt threshold "
-        "xlogy addcdiv addcmul special_expit special_entr __eq__ "
-        "__lshift__ __rshift__ __rpow__ __mod__ __rmod__ __floordiv__ __rfloordiv__",
+        "xlogy special_expit special_entr __eq__ "
+        "__lshift__ __rshift__ __rpow__ __mod__ __rmod__ __rfloordiv__",
         NONLINEAR, elementwise.pointwise, "value *", ELEMENT),
+    Row("elementwise", "floor_divide __floordiv__", NONLINEAR, elementwise.floor_divided,
+        "value input other", ELEMENT),
     Row("elementwise",
         "abs absolute asin asinh atan atanh bitwise_or ceil celu elu erf expm1 floor frac "
         "gelu hardswish hardtanh log1p logical_or logical_xor bitwise_xor maximum minimum "
@@ -105,6 +92,12 @@ ROWS: tuple[Row, ...] = (
     Row("quotients", "div divide true_divide", LINEAR, elementwise.quotient,
         "value input; control other; flag rounding_mode",
         "linear in the numerator; the divisor must not be pending a sum"),
+    Row("products", "addcmul", MULTILINEAR, elementwise.product_added,
+        "value input tensor1 tensor2; control value",
+        "a product, and a term of a sum"),
+    Row("quotients", "addcdiv", LINEAR, elementwise.quotient_added,
+        "value input tensor1; control tensor2 value",
+        "a quotient, and a term of a sum"),
     Row("quotients", "lerp", LINEAR, elementwise.lerp,
         "value input end; control weight",
         "linear in both ends; the weight must not be pending a sum"),
@@ -115,7 +108,8 @@ ROWS: tuple[Row, ...] = (
         "linear"),
     Row("choosing elements", "where", LINEAR, elementwise.where,
         "control condition; value input other",
-        "linear in both branches; the condition must be common to the ranks of a sum"),
+        "linear in both branches; the condition must be common to the ranks of a sum; "
+        "alone, as nonzero", forgets=SELECTED),
     Row("choosing elements", "masked_fill", LINEAR, elementwise.masked_fill,
         "value input value; control mask",
         "linear if the fill is zero; the mask must be common to the ranks of a sum"),
@@ -146,8 +140,8 @@ ROWS: tuple[Row, ...] = (
         "the sums of the pieces add up, but the elements are changed first", along=SUM),
     Row("reductions", "mean", LINEAR, reductions.mean, REDUCED,
         "a sum divided by a count", along=NOT_MEAN),
-    Row("reductions", "amax amin all any prod logsumexp", NONLINEAR, reductions.reduction,
-        REDUCED, "not a sum", along=NOT_MAX),
+    Row("reductions", "amax amin aminmax all any prod logsumexp", NONLINEAR,
+        reductions.reduction, REDUCED, "not a sum", along=NOT_MAX),
     Row("reductions", "nanmean", NONLINEAR, reductions.reduction, REDUCED,
         "not a sum", along=NEEDS_WHOLE),
     Row("reductions", "var std var_mean std_mean", NONLINEAR, reductions.spread,
@@ -156,7 +150,7 @@ ROWS: tuple[Row, ...] = (
     Row("reductions", "norm linalg_vector_norm linalg_norm", NONLINEAR, reductions.norm,
         "value input; flag p ord; dim dim; flag keepdim; dtype dtype",
         "the norm of a sum is not the sum of norms; sum the squares instead",
-        along=NEEDS_WHOLE),
+        along=NOT_NORM),
     Row("reductions", "max min median nanmedian mode", NONLINEAR, reductions.choice,
         "value input other; dim dim; flag keepdim",
         "chooses among elements", along=NOT_MAX),
@@ -187,13 +181,14 @@ ROWS: tuple[Row, ...] = (
         along="elements would change places within each piece only"),
     Row("along a dim", "sort", NONLINEAR, reductions.ordering,
         "value input; dim dim; flag descending stable",
-        "the order depends on all values along the dim", along=NOT_SORTED),
+        "the order depends on all values along the dim", along=NOT_SORTED,
+        forgets=OWN_ORDER),
     Row("along a dim", "topk", NONLINEAR, reductions.ordering,
         "value input; choice k; dim dim; flag largest sorted",
         "the order depends on all values along the dim", along=NOT_SORTED),
     Row("along a dim", "argsort", NONLINEAR, reductions.order_alone,
         "value input; dim dim; flag descending stable",
-        "the order depends on all values along the dim", along=NOT_SORTED),
+        "the order depends on all values along the dim", forgets=OWN_ORDER),
     Row("along a dim", "msort", NONLINEAR, reductions.sorted_rows, "value input",
         "the order depends on all values along the dim", along=NOT_SORTED),
     Row("along a dim", "kthvalue", NONLINEAR, reductions.kthvalue,
@@ -229,9 +224,10 @@ ROWS: tuple[Row, ...] = (
         "value input/mat_a weight/mat_b/mat2; control offs; dtype out_dtype",
         "each group's rows with its own matrix"),
     Row("matrix products", "scaled_dot_product_attention", NONLINEAR, products.attention,
-        "value query key value; control attn_mask; flag dropout_p is_causal scale",
-        "batch and heads are independent; a softmax runs over the keys; linear in the "
-        "values"),
+        "value query key value; control attn_mask; flag dropout_p is_causal scale "
+        "enable_gqa",
+        "batch and heads are independent; a softmax over the keys, with dropout by the "
+        "rules of draws; linear in the values", takes="shared"),
     Row("norms and losses", "layer_norm rms_norm", NONLINEAR, losses.normalised,
         "value input weight bias; size normalized_shape; flag eps",
         "statistics over the last dims; linear in the weight, and a bias is a term"),
@@ -313,8 +309,8 @@ ROWS: tuple[Row, ...] = (
     Row("views", "transpose", LINEAR, views.transpose, "value input; dim dim0 dim1", VIEW),
     Row("views", "swapaxes swapdims", LINEAR, views.transpose,
         "value input; dim dim0/axis0 dim1/axis1", VIEW),
-    Row("views", "t T", LINEAR, views.reverse_dims, "value input", VIEW),
-    Row("views", "mT adjoint", LINEAR, views.swap_last, "value input", VIEW),
+    Row("views", "t T H", LINEAR, views.reverse_dims, "value input", VIEW),
+    Row("views", "mT mH adjoint", LINEAR, views.swap_last, "value input", VIEW),
     Row("views", "movedim moveaxis", LINEAR, views.movedim,
         "value input; dim source destination", VIEW),
     Row("views", "squeeze", LINEAR, views.squeeze, "value input; dim dim", VIEW),
@@ -337,7 +333,7 @@ ROWS: tuple[Row, ...] = (
         "rows of a dim that is not cut"),
     Row("views", "split chunk tensor_split split_with_sizes", LINEAR, views.pieces,
         "value input; choice split_size split_sizes split_size_or_sections chunks "
-        "indices_or_sections sections indices; dim dim",
+        "sections indices; dim dim",
         "parts of a dim that is not cut"),
     Row("views", "cat concat concatenate", LINEAR, views.joined, "value tensors; dim dim",
         "joined along a dim that is not cut"),
@@ -365,24 +361,30 @@ ROWS: tuple[Row, ...] = (
         "what the memory held: unrelated on every rank", takes="mesh"),
     Row("factories", "empty_like", NO_VALUES, factories.uninitialised, SHAPED,
         "what the memory held: unrelated on every rank", takes="mesh"),
-    Row("factories", "arange linspace eye", NO_VALUES, factories.counted,
-        "choice start end step steps n m; dtype dtype",
+    Row("factories", "arange", NO_VALUES, factories.numbered,
+        "choice start step; size end; dtype dtype",
+        "equal on all ranks; up to the size of a piece, the numbers of its rows",
+        takes="mesh"),
+    Row("factories",
+        "linspace eye",
+        NO_VALUES, factories.counted,
+        "choice start end steps n m row col offset window_length; flag base d periodic "
+        "alpha beta; dtype dtype",
         "equal on all ranks", takes="mesh"),
     Row("random", "dropout", LINEAR, random.dropout,
         "value input; flag p training/train",
         "a product with a random mask, which ranks share only if the caller says so",
         takes="shared", overwrites=True),
-    Row("random", "bernoulli", NO_VALUES, random.sample, "value input; flag p",
+    Row("random", "bernoulli", NO_VALUES, random.sample, "value input p",
         "drawn numbers, which ranks share only if the caller says so", takes="shared",
         overwrites=True),
     Row("random", "multinomial", NO_VALUES, random.multinomial,
         "value input; choice num_samples; flag replacement",
         "drawn numbers, which ranks share only if the caller says so", takes="shared"),
     Row("random",
-        "rand_like randn_like randint_like uniform exponential random kaiming_uniform",
+        "rand_like randn_like randint_like uniform exponential random",
         NO_VALUES, random.like,
-        "value input; flag from to low high lambd mean std a b mode nonlinearity gain; "
-        "dtype dtype",
+        "value input; flag from to low high lambd; dtype dtype",
         FRESH, takes="shared", overwrites=True),
     Row("random", "normal", NO_VALUES, random.normal,
         "value input mean std; size size; dtype dtype",
@@ -394,6 +396,10 @@ ROWS: tuple[Row, ...] = (
     Row("random", "randperm", NO_VALUES, random.permutation,
         "choice n; dtype dtype",
         "a fresh order", takes="mesh shared"),
+    *arrangements.ROWS,
+    *elements.ROWS,
+    *matrices.ROWS,
+    *networks.ROWS,
 )  # fmt: skip
 
 
@@ -407,16 +413,25 @@ def _op(name: str, row: Row) -> Op:
 
 OPS: dict[str, Op] = {name: _op(name, row) for row in ROWS for name in row.names.split()}
 
+# Functions of torch in Python that are made of other ops, each of which is judged.
+# So are the functions of torch.nn.init.
+COMPOSED = frozenset(
+    "dropout1d dropout2d dropout3d gaussian_nll_loss gumbel_softmax lp_pool1d "
+    "lp_pool2d lp_pool3d multi_head_attention_forward multilabel_soft_margin_loss "
+    "triplet_margin_with_distance_loss".split()
+)
+
 # Reading a value as a Python number: refused while it is pending a sum.
 READS = frozenset(
     "item tolist __bool__ __float__ __int__ __index__ __complex__ __contains__ numpy "
     "__array__ equal allclose is_nonzero".split()
 )
 
+# Tensors of numbers that stand in the program; of anything else they are sources.
+LITERALS = frozenset("tensor new_tensor as_tensor asarray".split())
+
 # Tensors from outside: nobody has said yet what they are, so they come without a type.
-SOURCES = frozenset(
-    "tensor new_tensor as_tensor asarray from_numpy frombuffer from_dlpack".split()
-)
+SOURCES = LITERALS | {"from_numpy", "frombuffer", "from_dlpack"}
 
 # Questions about a tensor that reveal no value, and settings that change none.
 METADATA = frozenset(
@@ -434,5 +449,6 @@ METADATA = frozenset(
     "_backward_hooks _post_accumulate_grad_hooks set_default_dtype record_stream "
     "_parse_to profiler::_record_function_enter_new profiler::_record_function_exit "
     "__deepcopy__ __reduce_ex__ __setstate__ is_distributed volatile_ "
+    "is_xla is_mtia is_maia is_vulkan is_ipu is_sparse_csr is_set_to share_memory_ "
     "is_conj is_neg resolve_conj_ resolve_neg_ grad_dtype __cuda_array_interface__".split()
 )

@@ -20,7 +20,7 @@ AtPads = Callable[[Sequence[int | None]], int | None]
 
 SUMMED = "rows of padding that do not hold zero would be summed or counted with the others"
 CHANGED = "the op changes elements before it sums them, so zero may not stay zero"
-ALONG = "the op looks along a dim that has rows of padding, and would take them for others"
+ALONG = "the op looks along a dim with rows of padding, and would take them for valid rows"
 SELECTED = "the mask does not say that rows of padding are left out"
 WRITTEN = (
     "an in-place op cannot change what is known of rows of padding: other names for the "
@@ -49,7 +49,7 @@ def result_pads(
     adds_number: bool,
     at_pads: AtPads | None,
 ) -> tuple[Pads, ...]:
-    """The rows of padding of an op's result; Refusal if they would count."""
+    """Return the rows of padding of an op's result; Refusal if they would count."""
     groups: dict[tuple[Validity, tuple[Label, ...]], _Group] = {}
     for place, term in enumerate(terms):
         for pads in term.operand.type.pads:
@@ -83,7 +83,7 @@ def result_pads(
 
 
 def _sizes(terms: Sequence[Term], label: int) -> set[int]:
-    """How many rows the dims with that label have; an index may address the first ones."""
+    """Return how many rows the dims with that label have; an index may address fewer."""
     return {
         size
         for term in terms
@@ -99,7 +99,7 @@ def refused(reason: str, operand: Operand, pads: Pads, expected: str) -> Refusal
 def _named_by_cuts(
     term: Term, pads: Pads, labels: Sequence[Label], result: TensorType
 ) -> Validity:
-    """The mask; of each rank's own piece where the result forgets that it is a piece."""
+    """Return the mask, or the mask of a piece where the result forgets the cut."""
     validity = pads.validity
     for dim, label in zip(pads.dims, labels, strict=True):
         for axis, extent in term.operand.type.cuts(dim):
@@ -150,7 +150,7 @@ def _check_selected(
 
 
 def first_rows(input: Operand, dim: int, count: object) -> Operand:
-    """The operand without the rows of padding that its first `count` rows leave out."""
+    """Return the operand without the rows of padding behind its first `count` rows."""
     if not isinstance(count, int):
         return input
     left = tuple(
@@ -164,7 +164,7 @@ def first_rows(input: Operand, dim: int, count: object) -> Operand:
 
 
 def viewed(input: Operand, view: Callable[[Pads], Pads | None]) -> tuple[Pads, ...]:
-    """The rows of padding after a view of them; Refusal if it cannot be said."""
+    """Return the rows of padding after a view of them; Refusal if it cannot be said."""
     found: list[Pads] = []
     for pads in input.type.pads:
         seen = view(pads)
@@ -175,7 +175,7 @@ def viewed(input: Operand, view: Callable[[Pads], Pads | None]) -> tuple[Pads, .
 
 
 def written(target: Operand, found: TensorType) -> TensorType:
-    """The type after an in-place op, which keeps what is known of rows of padding."""
+    """Return the type after an in-place op, which may not change what padding holds."""
     old = {(p.validity, p.dims): p.holds for p in target.type.pads}
     for pads in found.pads:
         held = old.get((pads.validity, pads.dims), -1)
@@ -197,7 +197,7 @@ KEEPS, ABSORBS, FLIPS = "keeps", "absorbs", "flips"
 def elementwise(
     zeros: str, terms: Sequence[Term], arguments: Sequence[object]
 ) -> AtPads | None:
-    """What an elementwise op does to rows of padding; None: as its linearity says."""
+    """Return what an elementwise op does to padding; None: what its linearity says."""
     if zeros == ABSORBS:
         return lambda held: 0 if 0 in held else None
     if zeros == KEEPS and not any(isinstance(a, int | float) and a for a in arguments):
@@ -208,7 +208,7 @@ def elementwise(
 
 
 def same(held: Sequence[int | None]) -> int | None:
-    """The elements are what they were."""
+    """Keep what is known: the elements are what they were."""
     return held[0]
 
 
@@ -232,7 +232,7 @@ def chosen(value_if_true: object, value_if_false: object) -> AtPads:
 
 
 def _constant(value: object) -> int | None:
-    """A number that rows of padding may be known to hold: a whole one, or zero."""
+    """Return a number that rows of padding may be known to hold: a whole one, or zero."""
     if isinstance(value, int):
         return int(value)
     return 0 if isinstance(value, float) and not value else None
@@ -262,19 +262,19 @@ def divided(linearity: Linearity, divisors: Sequence[Operand]) -> AtPads | None:
 
 
 def averaged(input: Operand, dims: Sequence[int]) -> AtPads | None:
-    """The mean of no rows is no number."""
+    """Forget what is known: the mean of no rows is no number."""
     if all(input.shape[dim] for dim in dims):
         return None
     return lambda held: None
 
 
 def in_shape_of(input: Operand, holds: int | None = None) -> tuple[Pads, ...]:
-    """The rows of padding of new numbers in the shape of a tensor."""
+    """Return the rows of padding of new numbers in the shape of a tensor."""
     return tuple(Pads(pads.validity, pads.dims, holds) for pads in input.type.pads)
 
 
 def times_mask(input: Operand) -> tuple[Pads, ...]:
-    """The rows of padding of a tensor whose elements are kept, scaled or zeroed."""
+    """Return the rows of padding of a tensor whose elements are kept, scaled or zeroed."""
     return tuple(
         Pads(pads.validity, pads.dims, 0 if pads.holds == 0 else None)
         for pads in input.type.pads
@@ -291,7 +291,7 @@ def require_whole(input: Operand, dim: int) -> None:
 def ignored(
     scores: Operand, target: Operand, classes: int, ignore_index: int
 ) -> tuple[Operand, Operand]:
-    """A loss and its classes without the rows of padding whose class it ignores."""
+    """Return a loss and its classes without the rows of padding whose class it ignores."""
     for pads in target.type.pads:
         if pads.holds != ignore_index:
             continue

@@ -23,7 +23,7 @@ NOT_NESTED = (
 
 
 def presented(known: TensorType, target: Mesh) -> TensorType:
-    """The type on `target` that says what `known` says."""
+    """Return the type on `target` that says what `known` says."""
     source = known.mesh
     if source == target:
         return known
@@ -44,7 +44,7 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
 
 
 def blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
-    """The smallest groups of axes of both meshes that cover the same ranks."""
+    """Return the smallest groups of axes of both meshes that cover the same ranks."""
     ends = [set(_strides(mesh)) for mesh in (a, b)]
     blocks: list[tuple[list[str], list[str]]] = []
     start = 1
@@ -55,7 +55,7 @@ def blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
 
 
 def _strides(mesh: Mesh) -> list[int]:
-    """How many ranks the axes up to each one make."""
+    """Return how many ranks the axes up to each one make."""
     strides: list[int] = []
     for size in mesh.sizes.values():
         strides.append(size * (strides[-1] if strides else 1))
@@ -83,7 +83,7 @@ def _block_types(
 
 
 def _merged(known: TensorType, axes: list[str]) -> tuple[int, Extent]:
-    """The one cut that nested cuts over `axes` are."""
+    """Return the one cut that nested cuts over `axes` are."""
     shards = [known[axis] for axis in axes]
     first = shards[0]
     assert isinstance(first, Shard)

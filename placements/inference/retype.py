@@ -82,7 +82,7 @@ def retyped(
 
 
 def retyped_on_one_rank(row: Transition, x: Operand, axis: str, new_dim: int) -> TensorType:
-    """The type of `x` after a transition on an axis that has no type: dims alone change."""
+    """Return the type of `x` after a transition over one rank: only dims change."""
     if row.dims_added == 0 and row.action != "exchange":
         return x.type
     pads = moved_pads(row, x, axis, new_dim)
@@ -100,7 +100,7 @@ def _cut_of(x: Operand, axis: str, src: AxisType) -> tuple[int, Extent]:
 
 
 def _bound(dst: Shard, rows: int, ranks: int, x: Operand, axis: str) -> Shard:
-    """A cut to be made of a dim of `rows` rows; like torch.chunk unless it says."""
+    """Return the cut to make of a dim of `rows` rows, by default like torch.chunk."""
     extent = (dst.extent or Padded(rows)).over(ranks)
     if extent.total != rows:
         raise Refusal(
@@ -113,7 +113,7 @@ def _bound(dst: Shard, rows: int, ranks: int, x: Operand, axis: str) -> Shard:
 def _claimed(
     dst: Shard, shape: Sequence[int], ranks: int, rank: int, x: Operand, axis: str
 ) -> Shard:
-    """A cut that is claimed of rows already held, outside the cuts that the dim has."""
+    """Return a cut that is claimed of rows already held, outside the cuts of the dim."""
     dim = dst.dim
     rows = x.type.global_size(dim, shape[dim])
     extent = (dst.extent or Padded(rows * ranks)).over(ranks)
@@ -145,7 +145,7 @@ def shifted(types: dict[str, AxisType], dim: int, by: int) -> dict[str, AxisType
 def _index_after(
     row: Transition, index: Index | Computed | None
 ) -> Index | Computed | None:
-    """Rows of one rank's own are nobody's once they moved to another rank."""
+    """Return the index after a move: a rank's own rows count nothing on another rank."""
     if isinstance(index, Index) and index.cuts and row.communicates:
         return COMPUTED
     return index
@@ -157,7 +157,7 @@ TAKEN = "one row per rank is taken from a dim that has rows of padding"
 
 
 def moved_pads(row: Transition, x: Operand, axis: str, new_dim: int) -> tuple[Pads, ...]:
-    """The rows of padding of `x` after the transition; Refusal if their mask is lost."""
+    """Return the padding of `x` after the transition; Refusal if its mask is lost."""
     return tuple(_moved(row, x, axis, new_dim, pads) for pads in x.type.pads)
 
 
@@ -187,5 +187,5 @@ def cast_pads(pads: tuple[Pads, ...]) -> tuple[Pads, ...]:
 
 
 def _unless_summed(row: Transition, holds: int | None) -> int | None:
-    """A number other than zero is not itself any more when the ranks' are summed."""
+    """Return what rows of padding hold; nothing is known if the ranks' rows are summed."""
     return None if "P" in (row.src, row.dst) else holds

@@ -107,8 +107,8 @@ DIM_REASONS: dict[str, str] = {
         "the piece would meet rows of the whole"
     ),
     "other dim": "one axis cannot cut two different dims of the result",
-    "other extent": "the pieces have other lengths or other rows",
-    "other order": "the axes cut the dim in another order, so the pieces are others",
+    "other extent": "the pieces differ in their lengths or in their rows",
+    "other order": "the axes cut the dim in another order, so the pieces differ",
     "half contraction": (
         "a contraction needs both operands cut the same way along the contracted dim"
     ),
@@ -116,7 +116,7 @@ DIM_REASONS: dict[str, str] = {
 
 
 def join(linearity: Linearity, values: Iterable[str], controls: Iterable[str] = ()) -> Rule:
-    """The row that holds for operands of these letters on one axis."""
+    """Return the row that holds for operands of these letters on one axis."""
     value_letters, control_letters = list(values), list(controls)
     letters = {*value_letters, *control_letters} or {"R"}
     for rule in RULES:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from placements.inference.numbers import RankInt
 from placements.inference.terms import Operand
 
 # The kinds of slots are those of torch's schemas. ANY: torch does not say.
@@ -51,7 +52,7 @@ Bound = dict[str, Any]
 def bind(
     signatures: Sequence[Signature], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Bound | None:
-    """The slots of the first overload that the arguments fit, in its order; None: none."""
+    """Return the slots of the first overload that the arguments fit; None if none fits."""
     for number_as_tensor in (False, True):
         for signature in signatures:
             bound = _fit(signature, list(args), kwargs, number_as_tensor)
@@ -61,7 +62,7 @@ def bind(
 
 
 def defaults(signatures: Sequence[Signature], name: str) -> list[Any]:
-    """What the overloads take for a slot that is not given."""
+    """Return what the overloads take for a slot that is not given."""
     return [
         slot.default
         for signature in signatures
@@ -91,12 +92,9 @@ def _fit(
     given |= {slot.name: arg for slot, arg in zip(places, args, strict=False)}
     left = dict(kwargs)
     for slot in slots:
-        names = [
-            slot.name,
-            slot.own_name,
-            *(("input",) if slot.own_name == "self" else ()),
-            *(a for a, n in _ALIASES.items() if n == slot.name),
-        ]
+        names = [slot.name, slot.own_name]
+        names += ["input"] if slot.own_name == "self" else []
+        names += [alias for alias, name in _ALIASES.items() if name in names]
         named = next((name for name in names if name in left), None)
         if slot.name in given:
             continue
@@ -112,7 +110,10 @@ def _fit(
             continue
         value = given[slot.name]
         if signature.converts and _converts(slot.kind, value):
-            given[slot.name] = bool(value) if slot.kind.startswith("bool") else int(value)
+            # A number that belongs to an axis stays one, for its role to refuse it.
+            if not isinstance(value, RankInt):
+                to = bool if slot.kind.startswith("bool") else int
+                given[slot.name] = to(value)
         elif not _fits(slot.kind, value, number_as_tensor):
             return None
     bound = {slot.name: given[slot.name] for slot in signature.slots if slot.name in given}

@@ -6,16 +6,16 @@ same line makes on one device, so the new dim is cut as the old one is.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from placements.inference.numbers import facts_of
+from placements.inference.numbers import facts_of, plain
 from placements.inference.rules import DIM_REASONS
 from placements.inference.terms import Operand, Refusal
 from placements.types.axis import AxisType, R, Shard, V
 from placements.types.index import Cuts
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType, make
+from placements.types.tensor import EMPTY, ZERO, TensorType, make
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,43 @@ def _size(number: Any) -> Size:
     facts = facts_of(number)
     cut = {axis for axis, _ in facts.cuts}
     varying = tuple(axis for axis, _ in facts.letters if axis not in cut)
-    return Size(int(number), facts.cuts, varying)
+    return Size(int(plain(number)), facts.cuts, varying)
+
+
+def is_foreign(size: Size, mesh: Mesh) -> bool:
+    """Return whether the size was read on another presentation of the ranks.
+
+    Nothing tells on which axes of this mesh such a size differs, so it may on all of them.
+    """
+    return any(axis not in mesh.position for axis in (*dict(size.cuts), *size.varying))
+
+
+def unwritten(input: Operand) -> Operand:
+    """Return memory that nobody wrote as zeros, of which the next write makes something."""
+    if input.type.fresh != EMPTY:
+        return input
+    return replace(input, type=filled_anew(input, ZERO))
+
+
+def filled_anew(input: Operand, fill: str) -> TensorType:
+    """Return the type of a factory's tensor that one number fills: that of its sizes."""
+    sizes = sizes_of(input)
+    if input.type.fresh == EMPTY:  # it differed by rank in what it held, not in its sizes
+        sizes = [Size(size.rows, size.cuts) for size in sizes]
+    return type_of_sizes(input.type.mesh, sizes, fill)
 
 
 def type_of_sizes(mesh: Mesh, sizes: Iterable[Size], fresh: str | None) -> TensorType:
-    """The type of one number in every place of a tensor of these sizes."""
+    """Return the type of one number in every place of a tensor of these sizes."""
     types: dict[str, AxisType] = {}
+    sizes = list(sizes)
+    if any(is_foreign(size, mesh) for size in sizes):
+        return make(mesh, {axis: V for axis in mesh.axes}, fresh=fresh)
     for dim, size in enumerate(sizes):
         for axis, extent in size.cuts:
             if isinstance(types.get(axis), Shard):
                 raise Refusal(DIM_REASONS["other dim"], axis, None, "sizes of one cut dim")
-            if axis in mesh.position:
-                types.setdefault(axis, Shard(dim, extent))
-        types |= {axis: V for axis in size.varying if axis in mesh.position}
+            types.setdefault(axis, Shard(dim, extent))
+        types |= {axis: V for axis in size.varying}
     rest: dict[str, AxisType] = {axis: R for axis in mesh.axes if axis not in types}
     return make(mesh, {**types, **rest}, fresh=fresh)

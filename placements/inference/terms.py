@@ -39,7 +39,7 @@ class Operand:
         return self.type.order(dim)
 
     def is_one_row(self, dim: int) -> bool:
-        """Whether the dim has one row in all, which may be broadcast.
+        """Return whether the dim has one row in all, which may be broadcast.
 
         One row here may be one of many, where the dim is cut; or one of padding.
         """
@@ -82,11 +82,19 @@ Label: TypeAlias = int | Contract | Mixed | Scattered | Addressed | None
 
 @dataclass(frozen=True)
 class Term:
-    """An operand of an op, the labels of its dims, and whether it carries values."""
+    """An operand of an op, the labels of its dims, and whether it carries values.
+
+    `is_index`: it addresses rows, and somebody has seen that it counts those rows.
+    """
 
     operand: Operand
     labels: tuple[Label, ...]
     is_control: bool = False
+    is_index: bool = False
+
+
+def index_term(index: Operand, labels: tuple[Label, ...]) -> Term:
+    return Term(index, labels, is_control=True, is_index=True)
 
 
 # The kind of a refusal that torch itself reports better: the shapes do not fit.

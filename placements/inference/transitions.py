@@ -96,7 +96,7 @@ _MEANING_KEPT = {(t.src, t.dst): t for t in TRANSITIONS if t.call != "reinterpre
 
 
 def find(call: str, src: AxisType, dst: AxisType) -> Transition | None:
-    """The row of that call for these types; `redistribute` finds any that fits."""
+    """Return the row of that call for these types; `redistribute` finds any that fits."""
     if call == "redistribute":
         return _MEANING_KEPT.get((src.letter, dst.letter))
     return _BY_CALL.get((call, src.letter, dst.letter))
@@ -109,7 +109,7 @@ def choices(call: str) -> list[str]:
 
 
 def unchanged(t: AxisType) -> Transition:
-    """What `redistribute` and the casts do where src and dst are the same."""
+    """Return what `redistribute` and the casts do where src and dst are the same."""
     return Transition(_UNCHANGED, t.letter, t.letter, "same", "the same value")
 
 
@@ -124,7 +124,7 @@ def dual_transition(row: Transition) -> Transition:
 
 
 def cost(row: Transition, axis: str) -> tuple[str, str]:
-    """What a transition costs forward and backward, in words."""
+    """Return what a transition costs forward and backward, in words."""
     words = [t.communicates for t in (row, dual_transition(row))]
     forward, backward = (f"{w} over {axis}" if w else "nothing" for w in words)
     return forward, backward

@@ -3,7 +3,7 @@
 A disagreement is about one step: the operands had the same types until there. A row says
 which engines, who refuses, and how to recognise the case: the calls, the letters of src
 and dst, what the peer says, or an edit of the operands after which we agree with the peer,
-which shows that nothing else is different. Data only; `compare.py` does the matching.
+which shows that nothing else is different. Data only; `disagreements.py` matches it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ STRICTER, THEIRS, OTHER_WORD, BUG, CRASH = (
     "crash of the peer",
 )
 
-# Edits: what the peer takes the operands to be. Named here, made in compare.py.
+# Edits: what the peer takes the operands to be. Named here, made in disagreements.py.
 FORGET_DIMS = "Shard is Varying"
 NO_INVARIANT = "Invariant is Replicate"
 TRUST_SRC = "the operand is what src says"

@@ -90,7 +90,7 @@ def _fits(engine: Engine, row: Difference, found: Disagreement) -> bool:
     return (
         engine.name in row.engines
         and row.verdict == found.verdict
-        and (not row.forms or statement.form in row.forms.split("; "))
+        and (not row.forms or statement.template in row.forms.split("; "))
         and (not row.moves or moved in row.moves.split())
         and (not row.operand or row.operand in letters)
         and (not row.says or re.search(row.says, said) is not None)

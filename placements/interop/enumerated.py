@@ -7,7 +7,7 @@ all of them. What needs two axes or two statements is a short list.
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from placements.interop.vocabulary import FORMS, MOVES, move_of, types_of_letters
+from placements.interop.vocabulary import MOVES, TEMPLATES, move_of, types_of_letters
 from placements.testing.programs import INTEGER, Input, Program, Statement
 from placements.types.axis import AxisType, I, P, R, Shard, V
 from placements.types.mesh import Mesh
@@ -16,19 +16,19 @@ ONE_AXIS, TWO_AXES = Mesh({"tp": 2}), Mesh({"dp": 2, "tp": 2})
 
 
 def one_statement_programs() -> Iterator[Program]:
-    """Yield every form and every call, for all types of the operands on one axis."""
-    for form in FORMS:
+    """Yield every template and every call, for all types of the operands on one axis."""
+    for template in TEMPLATES:
         choices = [
             [
                 Input((4,) * ndim, (("tp", t),), kind)
                 for t in types_of_letters("RIVS" if kind == INTEGER else "RIVPS", ndim)
             ]
-            for kind, ndim in zip(form.kinds, form.ndims, strict=False)
+            for kind, ndim in zip(template.kinds, template.ndims, strict=False)
         ]
         for inputs in product(*choices):
-            dims = range(len(inputs[0].shape)) if form.has_dim else [0]
+            dims = range(len(inputs[0].shape)) if template.has_dim else [0]
             for dim in dims:
-                statement = form.statement(range(len(inputs)), dim)
+                statement = template.statement(range(len(inputs)), dim)
                 yield Program(ONE_AXIS, inputs, (statement,))
     for call, letters in MOVES.items():
         sources, targets = (types_of_letters(each, 2) for each in letters)

@@ -27,6 +27,17 @@ _of_thread = _OfThread()
 
 
 @contextmanager
+def silent_torch() -> Generator[None]:
+    """Silence what torch logs: shapes and redistributions that fail are verdicts here."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
 def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
     """Start torch.distributed with the fake backend, until the block ends."""
     _torch.require("peers")
@@ -34,13 +45,10 @@ def fake_world(size: int = WORLD_SIZE) -> Generator[None]:
         raise ValueError("torch.distributed is initialised already; destroy it first")
     store = _torch.fake_store()
     dist.init_process_group("fake", store=store, rank=0, world_size=size)
-    # Shapes that do not fit are a verdict here; torch logs them as errors first.
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
-        yield
+        with silent_torch():
+            yield
     finally:
-        logging.disable(disabled)
         _meshes.clear()
         dist.destroy_process_group()
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from placements._torch import unseen
 from placements.interop.engines import Ours, Running, Verdict
-from placements.interop.vocabulary import FORMS, MOVES, move_of, types_of_letters
+from placements.interop.vocabulary import MOVES, TEMPLATES, move_of, types_of_letters
 from placements.testing.programs import (
     FLOAT,
     INTEGER,
-    Form,
     Input,
     Program,
     Statement,
+    Template,
     evaluate,
 )
 from placements.testing.ranks.crashes import crash_of
@@ -133,16 +133,18 @@ def _choose_statement(
     """Return another statement over values of these kinds, types and dims."""
     if choose([True, False, False]):
         return _choose_move(choose, program, types, ndims)
-    form: Form = choose(FORMS)
+    template: Template = choose(TEMPLATES)
     args: list[int] = []
-    for kind in form.kinds:
+    for kind in template.kinds:
         fitting = [k for k, other in enumerate(kinds) if other == kind]
         if not fitting:
             return None
         args.append(choose(fitting[-3:]))
-    if not form.has_dim:
-        return form.statement(args)
-    return form.statement(args, choose(range(ndims[args[0]]))) if ndims[args[0]] else None
+    if not template.has_dim:
+        return template.statement(args)
+    if not ndims[args[0]]:
+        return None
+    return template.statement(args, choose(range(ndims[args[0]])))
 
 
 def _choose_move(

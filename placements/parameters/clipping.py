@@ -94,7 +94,7 @@ def _zero_like(held: Sequence[Held]) -> Tensor:
 
 
 def _spread(call: str, held: Held) -> _Spread:
-    """Where the gradient lies; the same on every rank, also where there is none."""
+    """Return where the gradient lies; the same on every rank, also where there is none."""
     if held.tensor.grad is None:
         found = held.type
         split = dict(found) | local_part(held.tensor)[1]
@@ -137,6 +137,6 @@ def _total_norm(
 
 
 def _norm_here(grads: Sequence[Tensor], norm_type: float, zero: Tensor) -> Tensor:
-    """The norm of this rank's elements; half precision adds up in float32."""
+    """Return the norm of this rank's elements; half precision adds up in float32."""
     wide = [g.float() if g.element_size() < 4 else g for g in grads if g.numel()]
     return get_total_norm(wide, norm_type).to(zero) if wide else zero

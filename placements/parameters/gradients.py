@@ -101,7 +101,7 @@ def partial_axes(tensor_type: TensorType) -> tuple[str, ...]:
 
 
 def gradient_type(held: Held, call: str) -> TensorType:
-    """The type of a parameter's gradient as it is now; the dual until it is reduced.
+    """Return the type of a parameter's gradient as it is now; the dual until it is reduced.
 
     Raises PlacementError if it was reduced by other means and is not what it should be,
     or if it is not known what it is.
@@ -139,14 +139,14 @@ _REDUCTIONS = {("P", "R"), ("P", "I")}
 
 
 def _found(wanted: TensorType, known: TensorType | None, note: Note | None) -> TensorType:
-    """The type that the tensor has, on the mesh of the parameter; else what is noted."""
+    """Return the type that the tensor has on the parameter's mesh; else what is noted."""
     if known is None or known.fresh is not None:
         return reduced(wanted, note)
     return presented(known, wanted.mesh)
 
 
 def _with(known: TensorType, types: Mapping[str, AxisType]) -> TensorType:
-    """The same type, but for the axes that are given."""
+    """Return the same type, but for the axes that are given."""
     if not any(axis in known for axis in types):
         return known
     found = tuple(types.get(axis, known[axis]) for axis in known.mesh.axes)
@@ -205,7 +205,7 @@ class Due(NamedTuple):
 def _due(
     call: str, module: nn.Module, meshes: Meshes, op_dtype: torch.dtype | None
 ) -> Iterator[Due]:
-    """The gradients that need a sum; the same on every rank.
+    """Yield the gradients that need a sum; the same on every rank.
 
     A gradient that hooks or assignments have reduced is left as it is.
     """
@@ -232,7 +232,7 @@ def _due(
 def _op_dtypes(
     call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
 ) -> tuple[torch.dtype, ...]:
-    """The dtype in which to sum over each axis: by default no narrower than the input."""
+    """Return the dtype to sum in over each axis: by default no narrower than the input."""
     found: list[torch.dtype] = []
     widest = dtype
     for axis in axes:
@@ -244,7 +244,7 @@ def _op_dtypes(
 
 
 def _wire_dtype(call: str, held: Held) -> torch.dtype:
-    """The dtype in which all ranks send a gradient, also a rank that has none."""
+    """Return the dtype in which all ranks send a gradient, also a rank that has none."""
     parameter, grad = held.tensor, held.tensor.grad
     if parameter.grad_dtype is not None:
         return parameter.grad_dtype

@@ -36,7 +36,7 @@ class Held:
 
 
 def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
-    """The meshes that parameters may live on; without any, the current one.
+    """Return the meshes that parameters may live on; without any, the current one.
 
     Raises ValueError if there are several ranks but no mesh: nothing would be done.
     """
@@ -54,7 +54,7 @@ def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
 
 
 def _each(call: str, meshes: "MeshLike | Sequence[MeshLike]") -> tuple[Mesh, ...]:
-    """The meshes given: several, or one."""
+    """Return the meshes given: several, or one."""
     one = isinstance(meshes, Mesh | Mapping) or hasattr(meshes, "mesh_dim_names")
     every = (meshes,) if one else meshes
     if not isinstance(every, Iterable) or isinstance(every, str | Tensor):
@@ -66,12 +66,12 @@ def _each(call: str, meshes: "MeshLike | Sequence[MeshLike]") -> tuple[Mesh, ...
 
 
 def ranks_of(mesh: Mesh, axis: str) -> AxisRanks:
-    """The ranks of one axis of `mesh`, seen from this rank."""
+    """Return the ranks of one axis of `mesh`, seen from this rank."""
     return AxisRanks(axis, mesh.sizes[axis], mesh.place[axis], mesh.group(axis))
 
 
 def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
-    """Every parameter that requires a gradient, once, with its type.
+    """Return every parameter that requires a gradient, once, with its type.
 
     Which ones does not depend on where a gradient is None: ranks may differ in that.
     """
@@ -79,7 +79,7 @@ def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> 
 
 
 def frozen_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
-    """Every parameter that requires no gradient but has one, with its type."""
+    """Return every parameter that requires no gradient but has one, with its type."""
     return _parameters(
         call, module, meshes, lambda p: not p.requires_grad and p.grad is not None
     )
@@ -96,7 +96,7 @@ def _parameters(
 
 
 def saved_tensors(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
-    """Every parameter and persistent buffer under each of its names, with its type."""
+    """Return every parameter and persistent buffer, under each name, with its type."""
     state = module.state_dict(keep_vars=True)
     extra = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if extra:
@@ -160,7 +160,7 @@ _UNDECLARED = TensorType(Mesh({}), ())
 
 
 def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[Held]:
-    """The tensors that were found; PlacementError if one has no declared type.
+    """Return the tensors that were found; PlacementError if one has no declared type.
 
     On one rank nothing needs to be declared.
     """
@@ -181,7 +181,7 @@ def _typed(found: dict[int, Held], call: str, meshes: Sequence[Mesh]) -> list[He
 
 
 def _mesh_of(call: str, name: str, said: TypesLike, meshes: Sequence[Mesh]) -> Mesh:
-    """The mesh, of several over the same ranks, whose axes a declaration names."""
+    """Return the mesh, of several over the same ranks, whose axes a declaration names."""
     for mesh in meshes:
         if all(axis in said for axis in mesh.axes):
             return mesh

@@ -2,11 +2,19 @@
 
 import inspect
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from placements.runtime.source import (
+    arguments_in_code,
+    first_argument_in_code,
+    name_in_code,
+)
 
 # The separator at the end keeps out torchtitan, which is a program and not torch.
 _PACKAGE = Path(__file__).parents[1]
@@ -19,8 +27,13 @@ _FUNCTION = os.path.join("autograd", "function.py")
 _DEMO = str(_PACKAGE / "demo.py")
 
 
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to this package or to torch."""
+    return file.startswith(_LIBRARIES) and file != _DEMO
+
+
 def user_frame() -> FrameType | None:
-    """The innermost frame that belongs neither to this package nor to torch."""
+    """Return the innermost frame that belongs neither to this package nor to torch."""
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
@@ -32,7 +45,7 @@ def user_frame() -> FrameType | None:
 
 
 def in_hook_of_user() -> bool:
-    """Whether this code runs in a hook of the user's that backward called.
+    """Return whether this code runs in a hook of the user's that backward called.
 
     The backward of a Function is no such hook, and neither is a hook of torch (FSDP).
     """
@@ -49,7 +62,7 @@ def in_hook_of_user() -> bool:
 
 
 def locals_in_hook() -> list[object]:
-    """The values of all locals of the user's frames between here and backward."""
+    """Return the values of all locals of the user's frames between here and backward."""
     frame, found = inspect.currentframe(), list[object]()
     while frame is not None and not frame.f_code.co_filename.endswith(_ENGINE):
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
@@ -71,14 +84,17 @@ def located(call: str) -> str:
     return f"{call} at {caller()}"
 
 
-def name_of(tensor: Tensor) -> str | None:
-    """What the user's frame calls this tensor: a local, or an attribute of `self`."""
+def name_of(tensor: Tensor, call: str = "") -> str | None:
+    """Return what the user's frame calls this tensor: a name, an attribute, an item.
+
+    If it has none there and is the first argument of `call`, the expression that made it.
+    """
     frame = user_frame()
     if frame is None:
         return None
     for scope in (frame.f_locals, frame.f_globals):
         for name, value in scope.items():
-            if value is tensor:
+            if value is tensor and name.isidentifier():  # not a name that pytest makes
                 return name
     owner = frame.f_locals.get("self")
     if isinstance(owner, torch.nn.Module):
@@ -86,4 +102,36 @@ def name_of(tensor: Tensor) -> str | None:
         for name, value in [*registered, *vars(owner).items()]:
             if value is tensor:
                 return f"self.{name}"
+    found = name_in_code(frame, tensor)
+    return found or (first_argument_in_code(frame, call) if call else None)
+
+
+def parameter_name(parameter: Tensor) -> str | None:
+    """Return the name of a parameter in a module that the user's frame, or self, holds."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    held = list(frame.f_locals.items())
+    held += list(getattr(frame.f_locals.get("self"), "__dict__", {}).items())
+    for _, module in held:
+        if isinstance(module, torch.nn.Module):
+            for name, value in module.named_parameters():
+                if value is parameter:
+                    return name
     return None
+
+
+def names_in_call(
+    call: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[object], str | None]:
+    """value -> what the user's line calls it: a name, or the expression that made it."""
+    frame = user_frame()
+
+    def named(value: object) -> str | None:
+        known = name_of(value) if isinstance(value, Tensor) else None
+        if known is not None or frame is None:
+            return known
+        written = arguments_in_code(frame, call, args, kwargs)
+        return next((text for held, text in written if held is value), None)
+
+    return named

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from placements.runtime.mesh import unknown_axis_here
+from placements.runtime.tags import Declaration
 from placements.types.axis import AxisType, Shard, TypesLike
 from placements.types.errors import ArgumentError
 from placements.types.extents import Even, Extent, Padded
@@ -18,7 +19,7 @@ def declared(
     shape: tuple[int, ...],
     index: Index | None = None,
 ) -> TensorType:
-    """The TensorType that a declaration gives a local tensor of that shape.
+    """Return the TensorType that a declaration gives a local tensor of that shape.
 
     Every axis of size > 1 must be declared. Axes that the mesh has with size 1, or that
     only another presentation of it has, or that are optional, are ignored; others are an
@@ -43,6 +44,16 @@ def declared(
         axes = [a for a, t in said.items() if isinstance(t, Shard) and t.dim == dim]
         said |= _bound_cuts(mesh, dim, size, {a: said[a] for a in axes})
     return make(mesh, said, index)
+
+
+def declared_of(mesh: Mesh, said: Declaration, shape: tuple[int, ...]) -> TensorType:
+    """Return the same for a declaration that a module keeps, worked out once."""
+    last = said.last
+    if last is None or last[0] is not mesh or last[1] != shape:
+        made = declared(mesh, said, shape)
+        # One object for equal types, so that keys are compared by identity.
+        last = said.last = mesh, shape, mesh.inferred.setdefault(made, made)
+    return last[2]
 
 
 def _dim_from_front(t: AxisType, ndim: int) -> AxisType:

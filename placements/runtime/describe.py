@@ -4,9 +4,9 @@ from torch import Tensor
 
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
+from placements.types.axis import print_types
 from placements.types.padding import print_pads
 from placements.types.tensor import TensorType
-from placements.types.text import Described
 
 _SHORT = {
     "float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u",
@@ -26,18 +26,20 @@ def dtype_name(tensor: Tensor) -> str:
 
 def printed(shape: tuple[int, ...], dtype: str, tensor_type: TensorType | None) -> str:
     """`f32[6, 8]{dp:S(0), tp:P}`."""
+    text = f"{short_dtype(dtype)}[{', '.join(map(str, shape))}]"
     if tensor_type is None:
-        return f"{short_dtype(dtype)}[{', '.join(map(str, shape))}] untyped"
-    names = (None,) * len(shape)
-    text = str(Described(short_dtype(dtype), shape, names, tensor_type))
+        return f"{text} untyped"
+    text += print_types(tensor_type)
     if tensor_type.pads:
         text += print_pads(tensor_type.pads)
     return text if tensor_type.index is None else f"{text} {tensor_type.index!r}"
 
 
-def described(tensor: Tensor, tensor_type: TensorType | None = None) -> str:
+def described(
+    tensor: Tensor, tensor_type: TensorType | None = None, name: str | None = None
+) -> str:
     """`h f32[6, 8]{dp:S(0), tp:P}`: name, dtype, shape and type of a tensor."""
     known = tensor_type if tensor_type is not None else tags.get(tensor)
     text = printed(tuple(tensor.shape), dtype_name(tensor), known)
-    name = name_of(tensor)
+    name = name or name_of(tensor)
     return f"{name} {text}" if name else text

@@ -1,14 +1,17 @@
-"""The local part of a tensor that may be a DTensor."""
+"""DTensors: the local part of one, and what a call that makes one stands for here."""
 
+import inspect
+import os
 from typing import Any
 
 from torch import Tensor
 
+from placements.inference.fixes import call_text
 from placements.types.axis import AxisType, P, R, Shard
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, dict[str, AxisType]]:
-    """What this rank holds, and, of a DTensor, its types on the axes it handles itself.
+    """Return what this rank holds; of a DTensor also its types on the axes that it handles.
 
     FSDP2 makes parameters and gradients DTensors, whose shape is that of the declaration.
     """
@@ -16,10 +19,65 @@ def local_part(tensor: Tensor) -> tuple[Tensor, dict[str, AxisType]]:
     if mesh is None:
         return tensor, {}
     dtensor: Any = tensor
+    return dtensor.to_local(), _types(mesh, dtensor.placements)
+
+
+def _types(mesh: Any, placements: Any) -> dict[str, AxisType]:
+    """Return the types on the axes of a DeviceMesh that a DTensor's placements mean."""
     types: dict[str, AxisType] = {}
-    for axis, placement in zip(mesh.mesh_dim_names, dtensor.placements, strict=True):
+    for axis, placement in zip(mesh.mesh_dim_names or (), placements or (), strict=False):
         if placement.is_partial():
             types[axis] = P
         else:
             types[axis] = Shard(placement.dim) if placement.is_shard() else R
-    return dtensor.to_local(), types
+    return types
+
+
+# Where torch has the calls of DTensors, and what each of them is called by users.
+_API = os.path.join("torch", "distributed", "tensor", "_api.py")
+_CALLS = {
+    "from_local": "DTensor.from_local",
+    "to_local": "DTensor.to_local",
+    "redistribute": "DTensor.redistribute",
+    "full_tensor": "DTensor.full_tensor",
+    "distribute_tensor": "distribute_tensor",
+}
+
+
+def dtensor_call() -> tuple[str, str] | None:
+    """Return the call of a DTensor that this code runs in, and what to write instead.
+
+    A block refuses some op deep inside such a call, which the user did not write.
+    """
+    frame, found = inspect.currentframe(), None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _CALLS and code.co_filename.endswith(_API):
+            found = frame  # the outermost one is the user's
+        frame = frame.f_back
+    if found is None:
+        return None
+    called = found.f_code.co_name
+    return _CALLS[called], _instead(called, found.f_locals)
+
+
+def _instead(called: str, given: dict[str, Any]) -> str:
+    dtensor = given.get("self")
+    mesh: Any = given.get("device_mesh") or getattr(dtensor, "device_mesh", None)
+    held = _types(mesh, getattr(dtensor, "placements", ()))
+    wanted = _types(mesh, given.get("placements"))
+    if called in ("from_local", "to_local"):
+        said = ", ".join(f"{axis!r}: {t!r}" for axis, t in (wanted or held).items())
+        return f"assert_type(x, {{{said}}}), where x is the local tensor"
+    if called == "distribute_tensor":
+        moves = [("convert", axis, R, t) for axis, t in wanted.items() if t != R]
+    else:
+        moves = [
+            ("redistribute", axis, t, wanted.get(axis, R))
+            for axis, t in held.items()
+            if t != wanted.get(axis, R)
+        ]
+    text = "x"
+    for call, axis, src, dst in moves:
+        text = call_text(call, text, axis, src, dst)
+    return f"{text}, where x is the {'local' if held else 'whole'} tensor"

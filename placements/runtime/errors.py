@@ -5,17 +5,20 @@ adds. A message about something that outlives the call (a parameter, a gradient)
 with the name of the function that found it.
 """
 
+import re
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from jaxtyping import AnnotationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from placements._torch import in_transform
 from placements.inference.fixes import Fix
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
+from placements.runtime.dtensors import dtensor_call
+from placements.runtime.filled import up_to_date
 from placements.runtime.mesh import checked_mesh
 from placements.types.padding import print_pads
 from placements.types.tensor import TensorType
@@ -41,6 +44,7 @@ class PlacementError(AnnotationError, ValueError):
         operands: Sequence[str] = (),
         fixes: Sequence[Fix] = (),
         advice: str = "",
+        branch: str = "",
     ) -> None:
         self.headline = headline
         self.where = where
@@ -52,6 +56,7 @@ class PlacementError(AnnotationError, ValueError):
         self.operands = tuple(operands)
         self.fixes = tuple(fixes)
         self.advice = advice
+        self.branch = branch
         super().__init__(self._text())
 
     def _text(self) -> str:
@@ -60,6 +65,8 @@ class PlacementError(AnnotationError, ValueError):
             lines.append(f"  rule      {self.rule}")
         for k, operand in enumerate(self.operands):
             lines.append(f"  {'operands' if k == 0 else '':<9} {operand}")
+        if self.branch:
+            lines.append(f"  {'branch':<9} {self.branch}")
         for fix in self.fixes:
             forgets = "  # forgets what the types knew" if fix.forgets else ""
             lines.append(f"  {'fix':<9} {fix.call}{forgets}")
@@ -67,6 +74,11 @@ class PlacementError(AnnotationError, ValueError):
         if self.advice:
             lines.append(f"  {'fix':<9} {self.advice}")
         return "\n".join(lines)
+
+    def after(self, branch: str) -> None:
+        """Say after which branch it is, on a number that belongs to an axis."""
+        self.branch = branch
+        self.args = (self._text(),)
 
 
 class MisfitError(AssertionError):
@@ -80,6 +92,14 @@ class UncheckedWarning(UserWarning):
     """
 
 
+class BranchWarning(UserWarning):
+    """Ranks took different branches on a number that belongs to an axis.
+
+    Types do not follow branches. `warnings.simplefilter("error", BranchWarning)` makes it
+    an error, "ignore" silences it.
+    """
+
+
 class Support(TypedDict, total=False):
     """What may stand below the first line of a message."""
 
@@ -87,6 +107,7 @@ class Support(TypedDict, total=False):
     operands: Sequence[str]
     fixes: Sequence[Fix]
     advice: str
+    branch: str
 
 
 class Details(Support, total=False):
@@ -100,6 +121,12 @@ class Details(Support, total=False):
 
 def refused(where: str, problem: str, **details: Unpack[Details]) -> PlacementError:
     """`where: problem`, and the details below."""
+    inside = dtensor_call()
+    if inside is not None:
+        call, instead = inside
+        where = located(call)
+        problem = "a block checks local tensors that have types, and takes no DTensors"
+        details = Details(rule="a DTensor hides its collectives", advice=instead)
     return PlacementError(f"{where}: {problem}", where=where, **details)
 
 
@@ -135,17 +162,17 @@ def wrong_type(
     unnamed: str = "x",
     **support: Unpack[Support],
 ) -> PlacementError:
-    """The mismatch of the tensor `x` of type `known` in a call of the user's code.
+    """Return the mismatch of the tensor `x` of type `known` in a call of the user's code.
 
     `unnamed` is what to call the tensor if the user's code has no name for it.
     """
-    name = name_of(x) or unnamed
-    operands: Support = {"operands": [described(x, known)]}
+    name = name_of(x, call) or unnamed
+    operands: Support = {"operands": [described(x, known, name_of(x, call))]}
     return mismatch(located(call), name, axis, expected, actual, **{**operands, **support})
 
 
 def type_or_error(x: Tensor, call: str) -> TensorType:
-    """The type of a tensor; PlacementError if it has none.
+    """Return the type of a tensor; PlacementError if it has none.
 
     On one device every tensor has the empty type.
     """
@@ -155,14 +182,17 @@ def type_or_error(x: Tensor, call: str) -> TensorType:
         if not mesh.axes:
             return TensorType(mesh, ())
         raise untyped(call, x)
-    if known.fresh is not None and tags.is_overwritten(x):
+    if known.fresh is None:
+        return known
+    known = up_to_date(x)
+    if known is None:
         raise overwritten(call, x)
     return known
 
 
 def untyped(call: str, x: Tensor) -> PlacementError:
-    """The error for a tensor without a type."""
-    name = name_of(x) or "the tensor"
+    """Return the error for a tensor without a type."""
+    name = name_of(x, call) or "the tensor"
     if in_transform():
         return refused_call(
             call,
@@ -173,18 +203,25 @@ def untyped(call: str, x: Tensor) -> PlacementError:
             "outs=..., grads=...)",
         )
     axes = ", ".join(f"{axis!r}: ..." for axis in checked_mesh().axes)
+    advice = f"{name} = assert_type({name}, {{{axes}}})"
+    if isinstance(x, nn.Parameter):
+        module, dot, own = name.partition(".")
+        if not dot:
+            module, own = "module", "its name"
+        own = re.sub(r"\[(\w+)\]", r".\1", own)  # layers[0].w is called layers.0.w there
+        advice = f"declare({module}, {{{own!r}: {{{axes}}}}}), and call the module"
     return refused_call(
         call,
         f"{name} has no placement",
         name=name,
         rule="every tensor says what it is on each mesh axis",
-        operands=[described(x)],
-        advice=f"{name} = assert_type({name}, {{{axes}}})",
+        operands=[described(x, None, name_of(x, call))],
+        advice=advice,
     )
 
 
 def overwritten(call: str, x: Tensor) -> PlacementError:
-    """The error for a factory's tensor that was written through a view of it."""
+    """Return the error for a factory's tensor that was written through a view of it."""
     name = name_of(x) or "the tensor"
     return refused_call(
         call,
@@ -201,9 +238,9 @@ def padded_at(
     call: str,
     x: Tensor,
     known: TensorType,
-    rule: str = "rows of padding would be taken for others",
+    rule: str = "rows of padding would be taken for valid rows",
 ) -> PlacementError:
-    """The error for a place that takes no rows of padding."""
+    """Return the error for a place that takes no rows of padding."""
     return wrong_type(
         call, x, known, None, "no rows of padding",
         print_pads(known.pads).removeprefix(", "),

@@ -109,7 +109,7 @@ def _halves(hashed: Tensor) -> Tensor:
 
 
 def _hash(flat: Tensor) -> Tensor:
-    """The sum of the numbers times odd ones, modulo 2**64."""
+    """Return the sum of the numbers times odd ones, modulo 2**64."""
     return _sum_of_products(flat, _odd(flat.device))
 
 

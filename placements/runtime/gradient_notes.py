@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 def followed_by(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
-    """The steps with one more, merged into one step per axis from first type to last.
+    """Return the steps with one more, merged into one step for each axis.
 
     A step that expects another type than the value has is kept apart, since no later step
     makes it right. At most two steps are kept for an axis, so the list stays short.
@@ -75,12 +75,13 @@ class Note(NamedTuple):
     watched: bool = False  # what backward adds is seen; other writes only scale it
     by_us: bool = False  # reduce_gradients did it
     trouble: str = ""  # a key of TROUBLES: why nobody knows what the gradient holds
+    of: TensorType | None = None  # what it was before the steps, where a hook is checked
 
     def in_trouble(self, trouble: str) -> "Note":
         return self._replace(trouble=self.trouble or trouble)
 
     def effect(self) -> frozenset[Any]:
-        """A value that two notes share if gradients with these notes can be added."""
+        """Return a value that is equal for two notes whose gradients can be added."""
         ends = ((s.place, "RI" if s.dst.letter in "RI" else s.dst) for s in self.steps)
         return frozenset(Counter(ends).items())
 
@@ -93,7 +94,10 @@ class Read(NamedTuple):
     version: int  # the count of writes to the memory at that time
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Whether the memory is certainly as it was; torch counts no write to `.data`."""
+        """Return whether the memory is certainly as it was.
+
+        torch counts no writes through `.data`, which is another owner of the memory.
+        """
         return self.owner() is _owner(tensor) and self.version == version_of(tensor)
 
 
@@ -155,7 +159,7 @@ TROUBLES: dict[str, Trouble] = {
 
 
 def note_of(tensor: Tensor) -> Note | None:
-    """The note of a gradient; it says so if the gradient was written unwatched since."""
+    """Return the note of a gradient; the note says if the gradient was written since."""
     return _note_on(tensor, memory_of(tensor))
 
 
@@ -188,7 +192,7 @@ def forget(tensor: Tensor) -> None:
 
 
 def was_written(tensor: Tensor) -> bool:
-    """Whether a gradient that is noted was written in place since."""
+    """Return whether a gradient that is noted was written in place since."""
     memory = memory_of(tensor)
     note = cast(
         Note | None, getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
@@ -197,7 +201,7 @@ def was_written(tensor: Tensor) -> bool:
 
 
 def was_read(tensor: Tensor) -> bool:
-    """Whether a sum has read the memory and nobody has written to the memory since."""
+    """Return whether a sum has read the memory and nobody has written to it since."""
     read = cast(Read | None, getattr(memory_of(tensor), tags.READ, None))
     return read is not None and read.is_untouched(tensor)
 
@@ -228,15 +232,15 @@ def note_move(x: Tensor, result: Tensor, step: Step) -> Step | None:
         step = step._replace(site=caller())
     leaf = None if node is None else leaf_of(node)
     if before is None:
-        note = Note((step,), version)
+        note = Note((step,), version, of=tags.get(x))
     else:
         steps = followed_by(before.steps, step)
-        note = Note(steps, version, trouble=before.trouble)
+        note = Note(steps, version, trouble=before.trouble, of=before.of)
     # A cast has the memory of its input. What the backward of a Function gives is not the
     # gradient of a leaf, though a leaf may take over its memory.
     on_memory = memory is not source and (node is None or leaf is not None)
     setattr(memory if on_memory else result, tags.NOTE, note)
-    if before is None and is_sum and tags.get(x) is None:
+    if before is None and is_sum and (tags.get(x) is None or node is not None):
         _note_read(x, source, step, node is not None, leaf)
     return None if node is None else step
 
@@ -253,7 +257,7 @@ def _note_read(
 
 
 def reduced(wanted: TensorType, note: Note | None) -> TensorType:
-    """The type of a gradient that was `wanted` before the noted steps.
+    """Return the type of a gradient that was `wanted` before the noted steps.
 
     Raises Refusal if a collective took the gradient for another type than it had, or
     reduced it over ranks that the axes of its mesh cannot name.
@@ -292,7 +296,7 @@ def _take(types: dict[str, AxisType], axis: str, step: Step) -> None:
     if not _fits(found, step.src):
         why = "every rank's whole gradient was added: once for every rank too much"
         if found.letter not in "RI" or step.src.letter != "P":
-            why = "it is of other values than those that were meant"
+            why = "the collective took its values for something that they are not"
         raise Refusal(
             f"{step} took it for {WORDS[step.src.letter]}, but it was "
             f"{WORDS[found.letter]}: {why}",

@@ -72,7 +72,7 @@ class Hooked:
         ]
 
     def outcome(self, grad: Tensor) -> Note | None:
-        """The note of the gradient that the hooks returned; None: they changed nothing."""
+        """Return the note of what the hooks returned; None if they changed nothing."""
         note = note_of(grad)
         if note is not None:
             return note
@@ -92,12 +92,12 @@ def _tensors(values: list[Any]) -> Iterator[Tensor]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether the values are the same; NaN equals NaN here."""
+    """Return whether the values are the same; NaN equals NaN here."""
     return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _was_zeroed(grad: Tensor) -> bool:
-    """Whether a gradient that was reduced now holds zeros, which fit any type."""
+    """Return whether a gradient that was reduced now holds zeros, which fit any type."""
     if not was_written(grad) or grad.is_meta:
         return False
     return not bool(local_part(grad)[0].any())
@@ -112,7 +112,7 @@ class Watch:
         self._before: tuple[bool, Note | None] | None = None
         self._coming: Note | None = None
         self._was_read = False
-        self._hooked: Hooked | None = None
+        self.hooked: Hooked | None = None
         self._arriving: RemovableHandle | None = None
         self._marked: Any = None  # a weak reference to what was reduced last
         self._handles = (
@@ -125,14 +125,14 @@ class Watch:
 
         A hook of the node runs after all hooks of the tensor, even in this pass.
         """
-        if self._hooked is not None and self._hooked.run == backward_pass():
+        if self.hooked is not None and self.hooked.run == backward_pass():
             return
         self.settle(leaf)
-        self._hooked = Hooked(leaf, x, step)
+        self.hooked = Hooked(leaf, x, step)
         self._arriving = before_node(node, self._arrives)
 
     def _take_hooked(self) -> Hooked | None:
-        hooked, self._hooked = self._hooked, None
+        hooked, self.hooked = self.hooked, None
         if self._arriving is not None:
             self._arriving.remove()
             self._arriving = None
@@ -151,7 +151,7 @@ class Watch:
             put_note(grad, Note((hooked.step,), trouble="not followed"))
 
     def captured(self, grad: Tensor) -> Note | None:
-        """The note of a gradient that autograd returned instead of adding it to `.grad`."""
+        """Return the note of a gradient that autograd returned, not added to `.grad`."""
         hooked = self._take_hooked()
         return note_of(grad) if hooked is None else hooked.outcome(grad)
 
@@ -159,7 +159,7 @@ class Watch:
         leaf = self._leaf()
         if leaf is None:
             return
-        if self._hooked is not None and self._hooked.run != backward_pass():
+        if self.hooked is not None and self.hooked.run != backward_pass():
             self.settle(leaf)
         grad = leaf.grad
         note = None if grad is None else note_of(grad)
@@ -228,7 +228,7 @@ class Watch:
 
 
 def _together(prior: Note | None, coming: Note | None) -> Note:
-    """The note of the sum of two gradients that have these notes."""
+    """Return the note of the sum of two gradients that have these notes."""
     first, second = prior or Note(), coming or Note()
     if first.trouble or second.trouble:
         return (first if first.trouble else second).in_trouble(second.trouble)
@@ -254,6 +254,25 @@ def watch_noted(leaf: Tensor) -> None:
         watch(leaf)
 
 
+def after_a_sum() -> PlacementError | None:
+    """Return the error for what a hook makes of the result of a collective, if it is one.
+
+    The hook is the one that runs, and has called a collective.
+    """
+    node = backward_node()
+    leaf = None if node is None else leaf_of(node)
+    found: Watch | None = None if leaf is None else _watches.get(leaf)
+    hooked = None if found is None else found.hooked
+    if leaf is None or hooked is None or hooked.run != backward_pass():
+        return None
+    note = Note((hooked.step,), trouble="not followed")
+    return in_trouble("backward", _printed(leaf), note)
+
+
+def _printed(leaf: Tensor) -> str:
+    return name_of(leaf) or printed(tuple(leaf.shape), dtype_name(leaf), tags.get(leaf))
+
+
 def settle(leaf: Tensor) -> None:
     """Note what hooks that called collectives have left as the gradient of a leaf."""
     found: Watch | None = _watches.get(leaf)
@@ -262,12 +281,12 @@ def settle(leaf: Tensor) -> None:
 
 
 def hooked_type(call: str, leaf: Tensor, wanted: TensorType, grad: Tensor) -> TensorType:
-    """The type of a gradient that autograd handed out, after the hooks of its leaf."""
+    """Return the type of a gradient that autograd handed out, after its leaf's hooks."""
     found: Watch | None = _watches.get(leaf)
     note = note_of(grad) if found is None else found.captured(grad)
     if note is None:
         return wanted
-    name = name_of(leaf) or printed(tuple(leaf.shape), dtype_name(leaf), wanted.dual())
+    name = _printed(leaf)
     if note.trouble:
         raise in_trouble(call, name, note)
     try:
@@ -323,8 +342,7 @@ def _check_now(leaf: Tensor, note: Note) -> None:
     try:
         reduced(known.dual(), note)
     except Refusal as refusal:
-        name = name_of(leaf) or printed(tuple(leaf.shape), dtype_name(leaf), known)
-        raise misfit("backward", name, refusal) from None
+        raise misfit("backward", _printed(leaf), refusal) from None
 
 
 def check_noted(
@@ -360,7 +378,7 @@ def check_noted(
 
 
 def misfit(where: str, name: str, refusal: Refusal) -> PlacementError:
-    """The error for a gradient that was reduced as if it were another type."""
+    """Return the error for a gradient that was reduced as if it were another type."""
     return refused(
         where,
         f"the gradient of {name!r} was reduced by other means: {refusal.reason}",
@@ -374,7 +392,7 @@ def misfit(where: str, name: str, refusal: Refusal) -> PlacementError:
 
 
 def in_trouble(where: str, name: str, note: Note) -> PlacementError:
-    """The error for a gradient of which nobody knows what it holds."""
+    """Return the error for a gradient of which nobody knows what it holds."""
     trouble, gradient = TROUBLES[note.trouble], f"the gradient of {name!r}"
     step = next(map(str, reversed(note.steps)), "a collective")
     return refused(

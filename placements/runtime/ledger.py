@@ -40,7 +40,7 @@ class Ledger:
             self.listener(entry)
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """How many collectives by (axis, kind)."""
+        """Count the collectives by (axis, kind)."""
         return Counter((entry.axis, entry.kind) for entry in self.entries)
 
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ NO_MESH = Mesh({})
 
 
 def unknown_axis_here(mesh: Mesh, axes: Iterable[str]) -> str | None:
-    """What is wrong with the first axis that neither `mesh` nor a mesh around it has."""
+    """Say what is wrong with the first axis that neither `mesh` nor one around it has."""
     around = [m for m in said_meshes.all() if m is not None]
     return unknown_axis(mesh, axes, around)
 
@@ -30,13 +30,13 @@ said_meshes: Scoped[Mesh | None] = Scoped("placements_mesh", None)
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh that axis names refer to; None means one device."""
+    """Return the mesh that axis names refer to; None means one device."""
     said = said_meshes.get()
     return said if said is not None and said.sizes else None
 
 
 def checked_mesh() -> Mesh:
-    """The current mesh; one device if there is none."""
+    """Return the current mesh; one device if there is none."""
     return current_mesh() or NO_MESH
 
 
@@ -50,7 +50,7 @@ sets = _Sets()
 
 
 def has_mesh() -> bool:
-    """Whether a mesh is current, or the program said that there is one device."""
+    """Return whether a mesh is current, or the program said that there is one device."""
     return said_meshes.get() is not None
 
 

@@ -47,7 +47,7 @@ class Scoped(Generic[T]):
         return self.get()
 
     def all(self) -> list[T]:
-        """The values of all open scopes of this context, the innermost first."""
+        """Return the values of all open scopes of this context, the innermost first."""
         found: list[T] = []
         scope: Scope[T] | None = self.innermost.get()
         while scope is not None:
@@ -57,7 +57,7 @@ class Scoped(Generic[T]):
         return found
 
     def scope(self, value: T) -> Scope[T]:
-        """A scope that has not begun."""
+        """Return a scope that has not begun."""
         return Scope(value, _open(self.innermost.get()))
 
     def begin(self, scope: Scope[T]) -> None:

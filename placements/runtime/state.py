@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 from torch import Tensor, nn
 
@@ -31,6 +31,8 @@ class Observer(Protocol):
 
     def backward(self) -> None: ...
 
+    def asked(self, question: Any, answer: Any) -> None: ...
+
 
 class Checker(Protocol):
     """The mode that checks the ops of a block."""
@@ -42,6 +44,8 @@ class Checker(Protocol):
     def observer(self) -> Observer | None: ...
 
     def trusting(self) -> Block[None]: ...
+
+    def afresh(self) -> "AbstractContextManager[Checker]": ...
 
 
 class OpenBlock:
@@ -62,7 +66,7 @@ class OpenBlock:
 
 
 def innermost(found: OpenBlock | None) -> OpenBlock | None:
-    """The first block that is open, of this thread: torch's modes are per thread."""
+    """Return the first block that is open, of this thread: torch's modes are per thread."""
     while found is not None and not (found.is_open and found.thread == get_ident()):
         found = found.outer
     return found
@@ -115,7 +119,7 @@ current = Current()
 
 
 def observer() -> Observer | None:
-    """The listener of the block that this code is in, if the block has one."""
+    """Return the listener of the block that this code is in, if the block has one."""
     mode = current.mode
     return None if mode is None else mode.observer
 

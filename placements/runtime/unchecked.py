@@ -31,11 +31,16 @@ def _warn(block: str) -> None:
         "current, set_current_mesh({'dp': 2, 'tp': 4}) or a DeviceMesh; a program for one "
         "device says so with set_current_mesh({})"
     )
+    warn_user(text, UncheckedWarning)
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn of something in the block that the user's code leaves now."""
     frame = user_frame()
     if frame is None:
-        warnings.warn(text, UncheckedWarning, stacklevel=2)
+        warnings.warn(text, category, stacklevel=2)
         return
     where, scope = frame.f_code.co_filename, frame.f_globals
     seen = scope.setdefault("__warningregistry__", {})
     name = scope.get("__name__")
-    warnings.warn_explicit(text, UncheckedWarning, where, frame.f_lineno, name, seen)
+    warnings.warn_explicit(text, category, where, frame.f_lineno, name, seen)

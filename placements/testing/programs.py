@@ -59,7 +59,7 @@ class Statement:
     """One line of a program, over the values x0, x1, ... so far."""
 
     text: str
-    form: str = ""  # the template that it was made from: names the op in tables
+    template: str = ""  # the template that it was made from: names the op in tables
     move: tuple[str, str, AxisType, AxisType] | None = None  # call, axis, src, dst
 
     @property
@@ -103,7 +103,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Form:
+class Template:
     """A kind of statement: {a}, {b}, {c} are operands, {d} is a dim of the first."""
 
     template: str

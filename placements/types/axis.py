@@ -116,6 +116,11 @@ AxisTypeLike: TypeAlias = AxisType | type[AxisType] | str
 TypesLike: TypeAlias = Mapping[str, AxisType | type[AxisType] | str]
 
 
+def print_types(types: Mapping[str, AxisType]) -> str:
+    """`{dp:S(0), tp:P}`, which `text.py` can parse."""
+    return "{" + ", ".join([f"{axis}:{t!r}" for axis, t in types.items()]) + "}"
+
+
 # value -> gradient. A Shard's gradient is the same Shard: same dim, same extent.
 DUALS: dict[str, AxisType] = {"R": P, "I": I, "V": V, "P": R}
 

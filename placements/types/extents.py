@@ -33,7 +33,7 @@ class Extent(ABC):
 
     @abstractmethod
     def over(self, ranks: int) -> "Extent":
-        """The same extent, bound to an axis of that many ranks."""
+        """Return the same extent, bound to an axis of that many ranks."""
 
     @abstractmethod
     def local_size(self, rank: int) -> int:
@@ -49,19 +49,19 @@ class Extent(ABC):
 
     @abstractmethod
     def to_local(self, row: Rows) -> tuple[Rows, Rows]:
-        """The rank that holds global row `row`, and the row's number there."""
+        """Return the rank that holds global row `row`, and the row's number there."""
 
     @abstractmethod
     def scaled(self, factor: int) -> "Extent":
-        """The extent of the dim after each row became `factor` rows."""
+        """Return the extent of the dim after each row became `factor` rows."""
 
     @abstractmethod
     def divided(self, factor: int) -> "Extent | None":
-        """The extent whose `scaled(factor)` this is, if there is one."""
+        """Return the extent whose `scaled(factor)` this is, if there is one."""
 
     @abstractmethod
     def key(self, ranks: int | None) -> tuple[Any, ...]:
-        """What tells this extent from others over that many ranks."""
+        """Return what tells this extent from others over that many ranks."""
 
     @property
     def bound_ranks(self) -> int:
@@ -78,11 +78,16 @@ class Extent(ABC):
         return tuple(self.local_size(rank) for rank in range(self.bound_ranks))
 
     @property
+    def equal_sizes(self) -> bool:
+        """Whether all ranks hold equally many rows, which need not stand together."""
+        return len(set(self.sizes)) == 1
+
+    @property
     def is_even(self) -> bool:
         return self.key(self.ranks)[0] == "Even"
 
     def rows(self, rank: int) -> list[int]:
-        """The global rows of `rank`, in the order in which it holds them."""
+        """Return the global rows of `rank`, in the order in which it holds them."""
         return [self.to_global(i, rank) for i in range(self.local_size(rank))]
 
     def __eq__(self, other: object) -> bool:
@@ -247,7 +252,7 @@ class Ragged(Extent):
         return self.canonical()
 
     def canonical(self) -> Extent:
-        """The same pieces as Even or Padded, if they are that."""
+        """Return the same pieces as Even or Padded, if they are that."""
         for named in (Even, Padded):
             if self.key(None)[0] == named.__name__:
                 return named(self.total, self.ranks)
@@ -362,8 +367,8 @@ class ZigZag(Extent):
         if ranks and self.rows_in_all % (2 * ranks):
             needed = self.rows_in_all + -self.rows_in_all % (2 * ranks)
             raise ValueError(
-                f"ZigZag({self.rows_in_all}) is no two equal runs for each of {ranks} "
-                f"ranks: pad to {needed} rows, a multiple of {2 * ranks}"
+                f"ZigZag({self.rows_in_all}) does not give two equal runs to each of "
+                f"{ranks} ranks: pad to {needed} rows, a multiple of {2 * ranks}"
             )
         if ranks == 1 or self.rows_in_all == 0:
             return ("Even", self.rows_in_all)

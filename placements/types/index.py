@@ -51,6 +51,20 @@ class Index:
         object.__setattr__(made, "cuts", cuts)
         return made
 
+    @classmethod
+    def of_rows(cls, cuts: Cuts, size: int) -> "Index":
+        """The rows of a dim of `size` rows here: this rank's own if it is cut, else all."""
+        return cls.of_cuts(cuts) if cuts else cls(size)
+
+    def divided(self, factor: int) -> "Index | None":
+        """What `index // factor` counts: runs of `factor` rows, if all are whole."""
+        if not self.cuts:
+            assert self.size is not None
+            return None if self.size % factor else Index(self.size // factor)
+        runs = [(axis, extent.divided(factor)) for axis, extent in self.cuts]
+        cuts = tuple((axis, extent) for axis, extent in runs if extent is not None)
+        return Index.of_cuts(cuts) if len(cuts) == len(runs) else None
+
     def __repr__(self) -> str:
         if not self.cuts:
             return f"Index({self.size})"
@@ -60,8 +74,15 @@ class Index:
         return f"Index.of_cuts({self.cuts!r})"
 
 
+@dataclass(frozen=True, repr=False)
 class Computed:
-    """The domain of a number that arithmetic made: it indexes nothing yet."""
+    """The domain of a number that arithmetic made: nobody said what it indexes.
+
+    `counts`: the rows that it counts if it is an index, as the quotient of an index counts
+    runs of rows.
+    """
+
+    counts: Index | None = None
 
     def __repr__(self) -> str:
         return "computed by arithmetic"

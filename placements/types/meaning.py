@@ -30,6 +30,13 @@ def split(value: Tensor, types: TypesLike, mesh: MeshLike) -> list[Tensor]:
         return [piece.clone() for piece in pieces]
 
 
+def piece_of(value: Tensor, types: TypesLike, mesh: Mesh) -> Tensor:
+    """A global value -> this rank's local, as `split` cuts it, in memory of its own."""
+    with unseen():
+        cut = _complete(types, mesh, value.dim() - _num_varying(types, mesh))
+        return _local(value, cut, mesh, mesh.place).clone()
+
+
 def join(locals_: Sequence[Tensor], types: TypesLike, mesh: MeshLike) -> Tensor:
     """Locals in rank order -> the global value; the inverse of `split`.
 
@@ -54,7 +61,7 @@ def join(locals_: Sequence[Tensor], types: TypesLike, mesh: MeshLike) -> Tensor:
 
 
 def _complete(types: TypesLike, mesh: Mesh, ndim: int) -> dict[str, AxisType]:
-    """The mapping's AxisTypes on axes of size > 1, dims counted from the front."""
+    """Return the mapping's AxisTypes on axes of size > 1, dims counted from the front."""
     wrong = unknown_axis(mesh, types)
     if wrong is not None:
         raise ValueError(f"the type {wrong}")
@@ -101,7 +108,7 @@ def _in_blocks(value: Tensor, dim: int, outer: int, size: int) -> Tensor:
 
 
 def take_piece(value: Tensor, dim: int, extent: Extent, rank: int) -> Tensor:
-    """The rows of `dim` that `rank` holds."""
+    """Return the rows of `dim` that `rank` holds."""
     if extent.total != value.shape[dim]:
         raise ValueError(
             f"{extent!r} cuts {extent.total} rows, but dim {dim} has {value.shape[dim]}"
@@ -169,5 +176,5 @@ def _merge(group: list[Tensor], axis: str, t: AxisType | None) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two ranks hold the same values; NaN equals NaN here."""
+    """Return whether two ranks hold the same values; NaN equals NaN here."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)

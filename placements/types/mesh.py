@@ -110,9 +110,11 @@ class Mesh:
             id(device_mesh) if device_mesh is not None else None,
         )
         self._hash = hash(self.key)
-        # What was inferred on this mesh, to be used again. It holds types, which hold the
-        # mesh, so it must be freed together with the mesh.
+        # What was inferred on this mesh, to be used again: by calls, and by calls without
+        # their sizes. It holds types, which hold the mesh, so it must be freed together
+        # with the mesh.
         self.inferred: dict[Any, Any] = {}
+        self.templates: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)
@@ -143,7 +145,7 @@ class Mesh:
         return math.prod(self.sizes.values())
 
     def require(self, axis: str) -> int:
-        """The size of `axis`; ValueError if the mesh has no such axis."""
+        """Return the size of `axis`; ValueError if the mesh has no such axis."""
         if axis not in self.sizes:
             known = ", ".join(f"{a}={n}" for a, n in self.sizes.items()) or "none"
             raise ValueError(
@@ -154,21 +156,21 @@ class Mesh:
         return self.sizes[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The process group of `axis`; None on a mesh of sizes alone."""
+        """Return the process group of `axis`; None on a mesh of sizes alone."""
         self.require(axis)
         return None if self.device_mesh is None else self.device_mesh.get_group(axis)
 
     def coordinates(self) -> list[dict[str, int]]:
-        """Every rank's coordinate, in rank order (the last axis runs fastest)."""
+        """Return every rank's coordinate, in rank order (the last axis runs fastest)."""
         places = product(*(range(n) for n in self.sizes.values()))
         return [dict(zip(self.sizes, place, strict=True)) for place in places]
 
     def seen_from(self, coordinate: Mapping[str, int]) -> "Mesh":
-        """The same mesh as another rank sees it; sizes alone."""
+        """Return the same mesh as another rank sees it; sizes alone."""
         return Mesh(self.sizes, coordinate)
 
     def rank_order(self) -> tuple[int, ...]:
-        """The global ranks, row-major; what two presentations must share."""
+        """Return the global ranks, row-major; what two presentations must share."""
         if self.device_mesh is None:
             return tuple(range(self.num_ranks))
         with unseen():
@@ -203,7 +205,7 @@ def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
 
 
 def as_mesh(mesh: "MeshLike") -> Mesh:
-    """A Mesh from one, from names and sizes, or from a DeviceMesh with names."""
+    """Make a Mesh from one, from names and sizes, or from a DeviceMesh with names."""
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, Mapping):

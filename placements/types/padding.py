@@ -50,7 +50,7 @@ class Validity:
         return None
 
     def piece(self, axis: str, extent: Hashable) -> "Validity":
-        """The mask of each rank's own piece, when nothing else says how it is cut."""
+        """Return the mask of each rank's piece, when nothing else says how it is cut."""
         return replace(self, name=("piece", self.name, axis, extent))
 
 
@@ -76,7 +76,7 @@ class Pads:
         return f"dim {', '.join(map(str, self.dims))} ({self.validity})"
 
     def mask(self, ndim: int) -> str:
-        """The mask as code, broadcast against a tensor of `ndim` dims."""
+        """Return the mask as code, broadcast against a tensor of `ndim` dims."""
         valid = "valid"
         if self.validity.inner > 1:
             valid += f".repeat_interleave({self.validity.inner})"
@@ -101,7 +101,7 @@ def regrouped(
     groups: Groups,
     cut: Sequence[int],
 ) -> Pads | None:
-    """The pads after a reshape that turns each group of old dims into new ones.
+    """Return the pads after a reshape that turns each group of old dims into new ones.
 
     `cut`: the old dims of which this rank holds a piece. None if the mask is no view of
     what it was: then nothing can be said.
@@ -133,14 +133,14 @@ def regrouped(
 
 
 def _runs(count: int) -> Iterator[tuple[int, int]]:
-    """Every run of neighbours among `count` dims, the shortest first."""
+    """Yield every run of neighbours among `count` dims, the shortest first."""
     for length in range(1, count + 1):
         for first in range(count - length + 1):
             yield first, first + length
 
 
 def repeated(pads: Pads, dim: int, times: int) -> Pads | None:
-    """The pads after every row of `dim` was repeated in place."""
+    """Return the pads after every row of `dim` was repeated in place."""
     if dim not in pads.dims:
         return pads
     if len(pads.dims) > 1 or times < 1:

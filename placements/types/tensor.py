@@ -8,12 +8,12 @@ cuts that run over tp.
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from placements.types.axis import AxisType, R, Shard, V, dual
+from placements.types.axis import AxisType, R, Shard, V, dual, print_types
 from placements.types.extents import Extent
 from placements.types.index import Computed, Cuts, Index
 from placements.types.mesh import Mesh
 from placements.types.padding import Pads
-from placements.types.text import as_axis_type, print_types
+from placements.types.text import as_axis_type
 
 # What a tensor holds that comes from factories alone (`TensorType.fresh`). ZERO and FILLED
 # are one number in every element: a constant, which is equal on all ranks and has no
@@ -101,7 +101,7 @@ class TensorType(Mapping[str, AxisType]):
         return print_types(self)
 
     def says(self, types: Mapping[str, object]) -> bool:
-        """Whether a plain mapping says the same; axes of size 1 do not count."""
+        """Return whether a plain mapping says the same; axes of size 1 do not count."""
         sizes = self.mesh.sizes
         said = {axis: t for axis, t in types.items() if sizes.get(axis, 2) > 1}
         if said.keys() != self.mesh.position.keys():
@@ -123,7 +123,7 @@ class TensorType(Mapping[str, AxisType]):
         return tuple(found)
 
     def order(self, dim: int) -> tuple[str, ...]:
-        """The axes that cut `dim`, outermost first."""
+        """Return the axes that cut `dim`, outermost first."""
         return self.cut_dims.get(dim, ())
 
     def global_size(self, dim: int, local_size: int) -> int:
@@ -132,6 +132,16 @@ class TensorType(Mapping[str, AxisType]):
 
     def global_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.global_size(dim, size) for dim, size in enumerate(shape))
+
+    def is_also(self, axis: str, t: AxisType) -> bool:
+        """Return whether the tensor may be called `t` on the axis, whatever its type is.
+
+        One number in plain sizes is Replicate. Nothing flows back into it, so it is
+        Invariant as well, and zeros on every rank are also summands of zeros.
+        """
+        if not self.is_number or self.by_axis[axis].letter != "R":
+            return False
+        return t.letter == "I" or (t.letter == "P" and self.fresh == ZERO)
 
     def with_index(self, index: Index | Computed | None) -> "TensorType":
         if index == self.index:
@@ -144,17 +154,22 @@ class TensorType(Mapping[str, AxisType]):
         return TensorType(self.mesh, self.types, self.orders, self.index, self.fresh, pads)
 
     def as_leaf(self) -> "TensorType":
-        """The type of a new leaf: open to declaration, but no constant."""
+        """Return the type of a new leaf: open to declaration, but no constant."""
         return TensorType(self.mesh, self.types, self.orders, self.index, LEAF, self.pads)
 
+    def with_fresh(self, fresh: str | None) -> "TensorType":
+        if fresh == self.fresh:
+            return self
+        return TensorType(self.mesh, self.types, self.orders, self.index, fresh, self.pads)
+
     def written(self) -> "TensorType":
-        """The type of a tensor that is no longer fresh."""
+        """Return the type of a tensor that is no longer fresh."""
         if self.fresh is None:
             return self
         return TensorType(self.mesh, self.types, self.orders, self.index, pads=self.pads)
 
     def dual(self) -> "TensorType":
-        """The type of the gradient."""
+        """Return the type of the gradient."""
         types = tuple(dual(t) for t in self.types)
         pads = tuple(Pads(p.validity, p.dims) for p in self.pads)
         return TensorType(self.mesh, types, self.orders, pads=pads)
@@ -166,7 +181,7 @@ def make(
     index: Index | Computed | None = None,
     fresh: str | None = None,
 ) -> TensorType:
-    """A TensorType from complete, bound AxisTypes; the mapping's order is the cuts'."""
+    """Make a TensorType of complete, bound AxisTypes; their order is that of the cuts."""
     by_dim: dict[int, list[str]] = {}
     for axis, t in types.items():
         if isinstance(t, Shard):
@@ -179,6 +194,6 @@ def make(
 
 
 def from_factory(mesh: Mesh, fill: str) -> TensorType:
-    """The type of a tensor fresh from a factory."""
+    """Return the type of a tensor fresh from a factory."""
     on_each_axis = V if fill == EMPTY else R
     return TensorType(mesh, (on_each_axis,) * len(mesh.axes), fresh=fill)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placements.types.axis import BY_LETTER, WORDS, AxisType, Shard
+from placements.types.axis import BY_LETTER, WORDS, AxisType, Shard, print_types
 from placements.types.errors import ArgumentError
 from placements.types.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 
@@ -14,7 +14,7 @@ _CLASSES: dict[type, AxisType] = {type(t): t for t in BY_LETTER.values()}
 
 
 def as_axis_type(like: object) -> AxisType:
-    """An AxisType from one, from its class, or from its text."""
+    """Return an AxisType from one, from its class, or from its text."""
     if isinstance(like, AxisType):
         return like
     if isinstance(like, type) and like in _CLASSES:
@@ -97,7 +97,7 @@ _DESCRIBED = re.compile(r"\s*(\w+)\s*\[([^\]]*)\]\s*(\{.*\})\s*")
 
 
 def parse_described(text: str) -> Described:
-    """The inverse of printing: `f32[T=6, D=8]{dp:S(0), tp:P}`."""
+    """Parse what was printed: `f32[T=6, D=8]{dp:S(0), tp:P}`."""
     match = _DESCRIBED.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form f32[T=6, D=8]{{dp:S(0), tp:P}}")
@@ -109,10 +109,6 @@ def parse_described(text: str) -> Described:
         names.append(name or None)
         sizes.append(int(size))
     return Described(dtype, tuple(sizes), tuple(names), parse_types(types))
-
-
-def print_types(types: Mapping[str, AxisType]) -> str:
-    return "{" + ", ".join(f"{axis}:{t!r}" for axis, t in types.items()) + "}"
 
 
 def parse_types(text: str) -> dict[str, AxisType]:

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from placements.runtime.errors import PlacementError
 from placements.runtime.fingerprints import Fingerprint
 from placements.types.axis import REASONS
+from placements.verification.branches import before, partings
 from placements.verification.logs import (
     COLLECTIVE,
     GRADIENT,
@@ -29,11 +30,18 @@ from placements.verification.random_state import draw_lies
 
 
 def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
-    """The first claim in program order that the ranks' logs contradict."""
+    """Return the first claim in program order that the ranks' logs contradict.
+
+    If ranks of its axis parted before it, the error names the branch.
+    """
     at = program_order(logs)
     lies = sorted([*_lies(logs, at), *draw_lies(logs, at)], key=lambda lie: lie.position)
     if not lies:
         return _without_gradient(logs)
+    position, error = lies[0]
+    branch = before(partings(logs, at), position, error.axis)
+    if branch:
+        error.after(f"{branch}; types do not follow branches")
     # What lies once often shows on several axes and at later crossings.
     first, *later = dict.fromkeys(f"{lie.error.where}: {lie.error.name}" for lie in lies)
     if later:

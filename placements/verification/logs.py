@@ -11,11 +11,13 @@ from typing import NamedTuple, TypeVar, Unpack
 
 from placements.runtime.errors import Details, PlacementError
 from placements.runtime.fingerprints import Fingerprint
+from placements.runtime.forgotten import Forgotten
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
 VALUE, GRADIENT, COLLECTIVE, DRAW = "value", "gradient", "collective", "draw"
+QUESTION = "question"
 
 
 class Claim(NamedTuple):
@@ -41,7 +43,7 @@ class MeshKey(NamedTuple):
         return cls(tuple(mesh.sizes.items()), mesh.rank_order())
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The ranks that differ in their place on `axis` only, in that order."""
+        """Return the ranks that differ in their place on `axis` only, in that order."""
         ranges = [range(n) for _, n in self.sizes]
         at = [name for name, _ in self.sizes].index(axis)
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -75,35 +77,50 @@ class RandomDraw(NamedTuple):
     state: int
 
 
+class Question(NamedTuple):
+    """A number that belongs to axes was asked for a plain answer: a branch."""
+
+    where: str
+    call: int
+    found: Forgotten
+    mesh: MeshKey
+    answer: bool | float
+
+
 # What tells an entry of a log apart from the other entries, and is equal on ranks that run
 # the same program: kind, site, which call there, name, cause, and which time.
 Key = tuple[str, str, int, str, str, int]
+
+
+Entry = Event | RandomDraw | Question
 
 
 @dataclass
 class Log:
     """What one rank saw of a step, in the order in which it happened."""
 
-    entries: list[Event | RandomDraw] = field(default_factory=list[Event | RandomDraw])
+    entries: list[Entry] = field(default_factory=list[Entry])
     # Parameters that took part and got no gradient, if any parameter got one.
     without_gradient: list[str] = field(default_factory=list[str])
     backward_ran: bool = False
 
     def keys(self) -> list[Key]:
-        """The key of every entry."""
+        """Return the key of every entry."""
         passed: Counter[tuple[str, str, int, str, str]] = Counter()
         keys: list[Key] = []
         for one in self.entries:
             kind, name, cause = DRAW, "", ""
             if isinstance(one, Event):
                 kind, name, cause = one.kind, one.name, one.cause
+            elif isinstance(one, Question):
+                kind, name = QUESTION, one.found.text
             passed[kind, one.where, one.call, name, cause] += 1
             time = passed[kind, one.where, one.call, name, cause]
             keys.append((kind, one.where, one.call, name, cause, time))
         return keys
 
     def last(self) -> str:
-        """How far this rank came."""
+        """Return how far this rank came."""
         events = [entry for entry in self.entries if isinstance(entry, Event)]
         crossings = [e for e in events if e.kind != COLLECTIVE]
         sent = [e for e in events if e.kind == COLLECTIVE]
@@ -111,7 +128,16 @@ class Log:
         collective = f"{sent[-1].name} at {sent[-1].where}" if sent else "none"
         return (
             f"the last crossing on this rank was {last}; it had started {len(sent)} "
-            f"collectives, the last one {collective}"
+            f"collectives, the last one {collective}{self._last_branch()}"
+        )
+
+    def _last_branch(self) -> str:
+        asked = [entry for entry in self.entries if isinstance(entry, Question)]
+        if not asked:
+            return ""
+        return (
+            f"; its last branch on a number that belongs to an axis was {asked[-1].found}, "
+            f"with {asked[-1].answer!r} on this rank"
         )
 
 
@@ -156,7 +182,7 @@ def program_order(logs: Mapping[int, Log]) -> Positions:
     return {rank: [place[key] for key in keys] for rank, keys in by_rank.items()}
 
 
-T = TypeVar("T", Event, RandomDraw)
+T = TypeVar("T", Event, RandomDraw, Question)
 
 
 def placed_entries(
@@ -176,7 +202,7 @@ def placed_entries(
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:
-    """The claims of a type about a tensor of this shape that ranks can compare."""
+    """Return the claims of a type about a tensor of this shape that ranks can compare."""
     claims: dict[str, Claim] = {}
     for axis, t in found.items():
         if isinstance(t, Shard):

@@ -24,14 +24,16 @@ from placements.collectives.objects import from_all_ranks
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, UsedWithWith
 from placements.runtime.callsite import located, name_of
-from placements.runtime.errors import PlacementError
+from placements.runtime.errors import BranchWarning, PlacementError
 from placements.runtime.fingerprints import Fingerprint, project
+from placements.runtime.forgotten import Forgotten
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current
-from placements.runtime.unchecked import warned_without_a_mesh
+from placements.runtime.unchecked import warn_user, warned_without_a_mesh
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
+from placements.verification.branches import different_branches
 from placements.verification.crosscheck import first_lie
 from placements.verification.logs import (
     COLLECTIVE,
@@ -41,6 +43,7 @@ from placements.verification.logs import (
     Event,
     Log,
     MeshKey,
+    Question,
     RandomDraw,
     claims_of,
 )
@@ -180,6 +183,8 @@ class Verify(Typecheck):
         lie = first_lie(logs)
         if lie is not None:
             raise lie
+        for branch in different_branches(logs):
+            warn_user(f"verify: {branch}; types do not follow branches", BranchWarning)
 
     def crossing(
         self, where: str, name: str | None, x: Tensor, found: TensorType | None
@@ -323,6 +328,16 @@ class Verify(Typecheck):
         claims = {entry.axis: Claim("P")}
         event = Event(COLLECTIVE, entry.caller, 0, kind, self._key(mesh), claims)
         self._log.entries.append(event)
+
+    def asked(self, question: Forgotten, answer: Any) -> None:
+        """Log a branch on a number that belongs to an axis."""
+        mesh = current_mesh()
+        if mesh is not None and mesh.device_mesh is not None:
+            self._calls[question.where, question.text] += 1
+            call = self._calls[question.where, question.text]
+            self._log.entries.append(
+                Question(question.where, call, question, self._key(mesh), answer)
+            )
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:

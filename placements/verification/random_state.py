@@ -23,7 +23,7 @@ _Placed = tuple[int, RandomDraw]
 
 
 def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
-    """The draws whose generators are not in the states that the program claims."""
+    """Yield the draws whose generators are not in the states that the program claims."""
     draws, meshes = placed_entries(logs, at, RandomDraw)
     for mesh in meshes:
         for axis, size in mesh.sizes:
@@ -60,7 +60,7 @@ def _along(
 
 
 def _alike(drew: Mapping[int, RandomDraw]) -> list[int]:
-    """The first ranks that draw from one state."""
+    """Return the first ranks that draw from one state."""
     by_state: dict[int, list[int]] = {}
     for rank, draw in drew.items():
         by_state.setdefault(draw.state, []).append(rank)

@@ -6,13 +6,22 @@ An exception that none of them promises is a crash of ours, and no refusal.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from placements import Mesh, PlacementError, join, set_current_mesh, typecheck, verify
+from placements import (
+    BranchWarning,
+    Mesh,
+    PlacementError,
+    join,
+    set_current_mesh,
+    typecheck,
+    verify,
+)
 from placements.testing import device_mesh, run_ranks
 from placements.testing.compare.one_device import check_value
 from placements.testing.ranks.crashes import CheckerCrash, cause_of, crash_of, is_verdict
@@ -23,7 +32,7 @@ CRASHED = "nobody, it crashed"  # the checker did: nothing is known of the progr
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Measurement:
     """Who refused the wrong program, with which error, and whether the right one passed."""
 
     by: str
@@ -39,7 +48,7 @@ class Verdict:
         return None
 
     def is_as(self, bug: Bug) -> bool:
-        """Whether the bug was refused as its entry says, and the right program passed."""
+        """Return whether the bug was refused as its entry says, and its mend passed."""
         if self.right_failed is not None:
             return False
         if bug.refused is None or self.error is None:
@@ -55,10 +64,10 @@ class Verdict:
         return re.sub(r" at [\w./<>-]+:\d+", "", line)
 
 
-def measure(bug: Bug) -> Verdict:
+def measure(bug: Bug) -> Measurement:
     """Try both programs of a bug."""
     by, error = refusal_of(bug)
-    return Verdict(by, error, failure_of(bug))
+    return Measurement(by, error, failure_of(bug))
 
 
 def refusal_of(bug: Bug) -> tuple[str, BaseException | None]:
@@ -105,7 +114,10 @@ def _error_of(
     run: Callable[[], Any], *promised: type[BaseException]
 ) -> BaseException | None:
     try:
-        run()
+        with warnings.catch_warnings():
+            # That ranks took different branches is a note, and no verdict.
+            warnings.simplefilter("ignore", BranchWarning)
+            run()
     except Exception as error:
         # A comparison is made here, not on a rank: what a rank asserts is no verdict.
         is_own = isinstance(error, promised)

@@ -65,7 +65,7 @@ class Refused:
     rule: str
 
     def fits(self, error: BaseException) -> bool:
-        """Whether an error says what this record asks for."""
+        """Return whether an error says what this record asks for."""
         if not isinstance(error, PlacementError):
             return self.name in str(error) and self.rule in str(error)
         said = self.name in error.name and self.rule in error.rule

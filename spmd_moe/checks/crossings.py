@@ -94,6 +94,9 @@ class Recorder:
     def backward(self) -> None:
         """Do nothing: `sent` is told what backward sends."""
 
+    def asked(self, question: object, answer: object) -> None:
+        """Do nothing: a branch is no tensor."""
+
     def sent(self, entry: Entry) -> None:
         """Write down a collective that runs, in forward or in backward."""
         self.collectives.append(entry)
@@ -124,7 +127,7 @@ def _short(where: str) -> str:
 
 
 def _is_of_method(where: str) -> bool:
-    """Whether `package.module.Class.method` is the path, and not that of a function."""
+    """Return whether the path is `package.module.Class.method`, not a function's."""
     try:
         return isinstance(pkgutil.resolve_name(where.rpartition(".")[0]), type)
     except (ImportError, AttributeError, ValueError):  # a local class, a collective

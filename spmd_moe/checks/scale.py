@@ -35,7 +35,7 @@ def scaled_down(
 
 
 def fits(config: MoEConfig, parallel: Parallel, work: Workload) -> bool:
-    """Whether the layer can run here as it is."""
+    """Return whether the layer can run here as it is."""
     hidden = config.hidden_dim * config.num_experts + config.shared_hidden_dim
     tokens = work.batch * parallel.dp * work.seq_len
     return (

@@ -53,7 +53,7 @@ class Simulated:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankResult:
     output: Tensor
     gradients: dict[str, Tensor]
     types: dict[str, tuple[dict[str, AxisType], Mesh]]  # of parameters, and their mesh
@@ -91,7 +91,7 @@ def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated
 
 def _on_this_rank(
     config: MoEConfig, parallel: Parallel, x: Tensor, weights: Tensor, seq_len: int
-) -> _Rank:
+) -> _RankResult:
     """Run a training step, but for the optimizer."""
     from placements.testing import device_mesh
 
@@ -113,7 +113,7 @@ def _on_this_rank(
     meshes = as_mesh(dense), as_mesh(sparse)
     held = trained_parameters("simulate", moe, meshes)
     gradients = {INPUT: x.grad, **{one.name: one.tensor.grad for one in held}}
-    return _Rank(
+    return _RankResult(
         y.detach(),
         {name: grad for name, grad in gradients.items() if grad is not None},
         {one.name: (dict(one.type), Mesh(one.type.mesh.sizes)) for one in held},
@@ -140,7 +140,7 @@ def _on_one_device(config: MoEConfig, x: Tensor, weights: Tensor) -> dict[str, T
     return {OUTPUT: y.detach(), **gradients}
 
 
-def _joined(ranks: list[_Rank], parallel: Parallel) -> dict[str, Tensor]:
+def _joined(ranks: list[_RankResult], parallel: Parallel) -> dict[str, Tensor]:
     """Join what all ranks hold into what one device would hold."""
     types, dense = layout(configuration(parallel)).input, Mesh(parallel.dense_mesh())
     found = {

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _is_told_by_another(world: World | None) -> bool:
-    """Whether another rank prints the error: rank 0 says what all ranks find."""
+    """Return whether another rank prints the error: rank 0 says what all ranks find."""
     return world is not None and world.rank != 0
 
 

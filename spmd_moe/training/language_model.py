@@ -201,7 +201,7 @@ def causal_mask(
 
 
 @typed
-class Block(Initialised):
+class TransformerBlock(Initialised):
     """x + attention(norm(x)), then x + moe(norm(x))."""
 
     def __init__(
@@ -244,7 +244,7 @@ class LanguageModel(Initialised):
         self.embedding = Embedding(recipe, self.stream, mesh)
         self.blocks = nn.Sequential(
             *(
-                Block(recipe, self.stream, mesh, moe, seed=seed)
+                TransformerBlock(recipe, self.stream, mesh, moe, seed=seed)
                 for moe, seed in zip(layers, seeds, strict=True)
             )
         )

@@ -27,6 +27,20 @@ NO_CAST = (
     "a dtype matters where whole numbers are made of a Partial, and here none is: the op "
     "takes no Partial, makes its numbers itself, or has floats alone"
 )
+AS_TUPLE = "all parts of a result have the one type that is inferred, as a tuple of it says"
+NORM_TYPE = "the order of a norm matters only beside max_norm, which is refused"
+LAYOUT = (
+    "memory that nobody wrote has no values, so no type is false whatever the order is in "
+    "which its elements lie there"
+)
+TENSORS_TOO = (
+    "the flow refuses every tensor there and every number of an axis, and so does a flag; "
+    "only the sentence in the error differs"
+)
+REFUSED_ANYWAY = (
+    "the flow refuses every value of this setting but the default, and so does a row that "
+    "does not name it; only the sentence in the error differs"
+)
 
 _REFUSED_TWICE = (
     "rules | 3 linear, has P, only VSRP | dropped",
@@ -47,7 +61,6 @@ _ONLY_PLAIN = (
     "along a dim: sort, stable", "along a dim: topk, largest", "along a dim: topk, sorted",
     "along a dim: argsort, descending", "along a dim: argsort, stable",
     "gathers: gather, sparse_grad", "views: pad, mode", "random: multinomial, replacement",
-    "random: rand_like ..., mode", "random: rand_like ..., nonlinearity",
 )  # fmt: skip
 _NO_CAST = (
     "reductions: nansum ..., dtype", "reductions: mean, dtype", "reductions: amax ..., dtype",
@@ -57,16 +70,31 @@ _NO_CAST = (
     "factories: zeros_like, dtype", "factories: ones ..., dtype",
     "factories: ones_like, dtype", "factories: full ..., dtype",
     "factories: full_like, dtype", "factories: empty ..., dtype",
-    "factories: empty_like, dtype", "factories: arange ..., dtype",
+    "factories: empty_like, dtype", "factories: arange, dtype", "factories: linspace ..., dtype",
     "random: rand_like ..., dtype", "random: normal, dtype", "random: rand ..., dtype",
     "random: randperm, dtype",
+)  # fmt: skip
+_REFUSED_ANYWAY = (
+    "norms and losses: cross_entropy, size_average", "norms and losses: cross_entropy, reduce",
+    "norms and losses: nll_loss, size_average", "norms and losses: nll_loss, reduce",
+    "norms and losses: mse_loss ..., size_average", "norms and losses: mse_loss ..., reduce",
+    "gathers: embedding, max_norm", "gathers: embedding, scale_grad_by_freq",
+    "scatters: scatter, reduce",
 )  # fmt: skip
 # the beginning of a mutant's name -> why no law can tell it from the original
 EQUIVALENT: dict[str, str] = {
     **dict.fromkeys(_REFUSED_TWICE, OTHER_WORDS),
+    **{f"roles | {slot} | flag -> left out": REFUSED_ANYWAY for slot in _REFUSED_ANYWAY},
     **{f"ops | {row} | linear -> multilinear": ONE_OPERAND for row in _ONE_OPERAND},
     **{f"roles | {slot} | flag -> unread": ONLY_PLAIN for slot in _ONLY_PLAIN},
     **{f"roles | {slot} | dtype -> unread": NO_CAST for slot in _NO_CAST},
+    "roles | gathers: embedding, max_norm | flag -> size": REFUSED_ANYWAY,
+    "roles | views: view ..., dtype | dtype -> ": REFUSED_ANYWAY,
+    "roles | gathers: embedding, norm_type | flag -> unread": NORM_TYPE,
+    "roles | gathers: embedding, norm_type | flag -> size": NORM_TYPE,
+    "roles | factories: empty ..., stride | flag -> size": LAYOUT,
+    "roles | random: normal, std | value -> flag": TENSORS_TOO,
+    "roles | gathers: nonzero ..., as_tuple | flag -> unread": AS_TUPLE,
     "dims | infer._join_axis | Scattered keeps its letter": SCATTERED,
     "dims | infer._in_order | other order: not checked": OTHER_TOTALS,
     "draws | V, shared generator | refused -> S": NO_DIM,

@@ -17,6 +17,8 @@ import placements.testing.laws.transitions_kept as moves
 from placements.inference import transitions
 from placements.testing import strategies
 from placements.testing.cases import OpCall, calls
+from placements.testing.forms import Report
+from placements.testing.forms import run as run_forms
 from placements.testing.laws import round_trips, tight
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.decided import SEVERAL_ROWS, check_decided
@@ -193,6 +195,37 @@ def forms(argument: str) -> None:
     test_call_forms.check_forms([name], test_call_forms.FORMS * int(factor or 1))
 
 
+@functools.cache
+def accepted_about(argument: str) -> int:
+    """How many forms about a slot the tables accept as they are now."""
+    return sum(t.accepted for t in _about(argument).tallies.values())
+
+
+def _about(argument: str) -> Report:
+    name, slots, *factor = argument.split()
+    forms = test_call_forms.FORMS * int(factor[0] if factor else 1)
+    return run_forms([name], forms, about=slots.split(","))
+
+
+def slots(argument: str) -> None:
+    """Forms about one slot are accepted and true or refused; no fewer are accepted.
+
+    "sum dim,axis" are the forms of sum about the slot of these names. `accepted_about`
+    was asked before the tables changed.
+    """
+    report = _about(argument)
+    accepted = sum(t.accepted for t in report.tallies.values())
+    assert not report.failures, str(report)
+    assert accepted >= accepted_about(argument), f"{accepted} forms are accepted"
+
+
+def prepare(killer: Killer) -> None:
+    """Ask the tables as they are for what the law compares with."""
+    law, argument = killer
+    if law == "slots":
+        accepted_about(argument)
+
+
 def patient(killers: Sequence[Killer]) -> list[Killer]:
     """The same laws of ops with more examples, for a mutant that the first did not kill."""
     laws = [
@@ -200,8 +233,9 @@ def patient(killers: Sequence[Killer]) -> list[Killer]:
         for k in killers
         if k[0] in ("sound", "decided", "forms", "padding") and " " not in k[1]
     ]
+    slots = [(law, f"{argument} 4") for law, argument in killers if law == "slots"]
     most = 1 if laws and laws[0][0] == "forms" else 4
-    return [(law, f"{name} 4") for law, name in laws[:most]]
+    return [*slots, *((law, f"{name} 4") for law, name in laws[:most])]
 
 
 LAWS: dict[str, Law] = {
@@ -218,6 +252,7 @@ LAWS: dict[str, Law] = {
     "programs": short_programs,
     "padding": padding,
     "forms": forms,
+    "slots": slots,
 }
 
 

@@ -43,10 +43,15 @@ def _other_role(row: Row, slot: str, role: str, p: Patches) -> None:
         p.item(OPS, name, replace(OPS[name], slots=slots))
 
 
+def names_of(slot: str, others: Mapping[str, str]) -> list[str]:
+    """What torch's forms call a slot."""
+    own = [slot, *(name for name, first in others.items() if first == slot)]
+    return [*own, "self", "tensor"] if "input" in own else own
+
+
 def ways_with(row: Row, slot: str, others: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The ops of a row that have the slot in a form that torch offers, and its kind."""
-    own = {slot, *(name for name, first in others.items() if first == slot)}
-    own |= {"self", "tensor"} if "input" in own else set()
+    own = names_of(slot, others)
     for name in row.names.split():
         for way in signatures(name):
             for each in way.slots:
@@ -61,11 +66,14 @@ def of_roles() -> Iterator[Mutant]:
             ways = list(ways_with(row, slot, others))
             names = list(dict.fromkeys(name for name, _ in ways)) or row.names.split()
             few = names[:: max(len(names) // FEW, 1)][:FEW]
+            own = ",".join(names_of(slot, others))
+            killers = [("forms", name) for name in few]
+            killers += [("slots", f"{name} {own}") for name in few if slot != "*"]
             takes_numbers = any(kind not in PLAIN for _, kind in ways)
             for new in OTHER_ROLES[role]:
                 if takes_numbers or (role, new) != ("flag", "size"):
                     yield Mutant(
                         "roles", f"{called(row)}, {slot}", f"{role} -> {new or 'left out'}",
                         partial(_other_role, row, slot, new),
-                        tuple(("forms", name) for name in few),
+                        tuple(killers),
                     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.mutants.equivalent import why_equivalent
-from tests.mutants.killers import Killer, first_failure, patient
+from tests.mutants.killers import Killer, first_failure, patient, prepare
 from tests.mutants.mutant import Mutant
 from tests.mutants.patches import changed
 from tests.mutants.tables import mutants
@@ -54,21 +54,21 @@ def try_mutant(name: str) -> Verdict:
     if why_equivalent(name) is None:
         laws += patient(laws)
     killed_by, message, broken = "", "", []
-    while laws and not killed_by:
+    for killer in laws:
+        prepare(killer)
         try:
             with changed(mutant.apply):
-                found = first_failure(laws)
+                found = first_failure([killer])
         except LookupError as error:  # the code no longer says what the mutant changes
             message = f"STALE: {error}"
             break
         if found is None:
-            break
-        killer, message = found
-        laws = laws[laws.index(killer) + 1 :]
+            continue
+        _, message = found
         said = failure_unmutated(killer)
-        if said:
-            broken.append(f"{' '.join(killer)}: {said}")
-        else:
+        if not said:
             killed_by = " ".join(killer).strip()
+            break
+        broken.append(f"{' '.join(killer)}: {said}")
     spent = time.perf_counter() - start
     return Verdict(name, mutant.table, killed_by, message, spent, tuple(broken))

@@ -14,14 +14,7 @@ from placements.testing import RankFailure
 from placements.types.axis import BY_LETTER, Shard
 from spmd_moe import MoE, Parallel, layouts
 from spmd_moe.cli.layouts_page import markdown
-from spmd_moe.layouts import (
-    CONFIGURATIONS,
-    TABLE,
-    Layout,
-    Row,
-    configuration,
-    layout,
-)
+from spmd_moe.layouts import CONFIGURATIONS, TABLE, Layout, Row, configuration, layout
 from tests.support.moe import CONFIG, PARALLELS, Case, assert_equals_one_device, on_ranks
 
 BY_NAME = {

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from placements import assert_type, reduce_gradients, set_current_mesh, split, typecheck
 from placements.testing import run_ranks
-from placements.types.text import print_types
+from placements.types.axis import print_types
 from spmd_moe import LocalDispatcher, MoE, Parallel, combine, update_expert_bias
 from spmd_moe.grouped_mm import grouped_mm
 from spmd_moe.layouts import layout

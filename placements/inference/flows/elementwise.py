@@ -1,17 +1,19 @@
 """Flows of ops that work element by element."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, arithmetic_index, is_number, terms_of
+from placements.inference.flows.indexing import nonzero
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, NONLINEAR, Linearity
-from placements.inference.sizes import Size, sizes_of, type_of_sizes
+from placements.inference.sizes import filled_anew
 from placements.inference.terms import Operand, Refusal, Term
-from placements.types.index import COMPUTED
-from placements.types.tensor import EMPTY, FILLED, ZERO, TensorType
+from placements.types.index import COMPUTED, Computed, Index
+from placements.types.tensor import FILLED, ZERO, TensorType
 
 
 def pointwise(op: Op, **slots: Any) -> TensorType:
@@ -25,6 +27,13 @@ def pointwise(op: Op, **slots: Any) -> TensorType:
         index=arithmetic_index(operands),
         at_pads=padding.elementwise(op.zeros, terms, values),
     )
+
+
+def by_channel(op: Op, input: Operand, weight: Operand) -> TensorType:
+    """prelu: one number of the weight for each row of dim 1, or one for all."""
+    channel = () if not weight.ndim else (None if weight.is_one_row(0) else 1,)
+    terms = [Term(input, tuple(range(input.ndim))), Term(weight, channel)]
+    return combine(op.linearity, terms)
 
 
 def added(op: Op, input: Any, other: Any, alpha: Any = 1) -> TensorType:
@@ -52,18 +61,64 @@ def quotient(op: Op, input: Any, other: Any, rounding_mode: Any = None) -> Tenso
     divisors = [other] if isinstance(other, Operand) else []
     if not values:
         values, divisors = divisors, []
-    return combine(
+    found = combine(
         linearity,
         terms_of(values, divisors),
         index=arithmetic_index([*values, *divisors]),
         at_pads=padding.divided(linearity, divisors),
     )
+    return found if rounding_mode is None else _counting_runs(found, input, other)
 
 
-def where(op: Op, condition: Operand, input: Any = None, other: Any = None) -> TensorType:
-    """Linear in the two branches, for a given condition."""
+def floor_divided(op: Op, input: Any, other: Any) -> TensorType:
+    """input // other: an index of rows that is divided counts runs of rows."""
+    return _counting_runs(pointwise(op, input=input, other=other), input, other)
+
+
+def _counting_runs(found: TensorType, input: Any, other: Any) -> TensorType:
+    domain = input.type.index if isinstance(input, Operand) else None
+    if not isinstance(domain, Index) or type(other) is not int or other < 1:
+        return found
+    return found.with_index(Computed(domain.divided(other)))
+
+
+def product_added(
+    op: Op, input: Any, tensor1: Any, tensor2: Any, value: Any = 1
+) -> TensorType:
+    """addcmul: input + value * tensor1 * tensor2."""
+    factors = [x for x in (tensor1, tensor2, value) if isinstance(x, Operand)]
+    return _plus_scaled(input, factors, combine(op.linearity, terms_of(factors)))
+
+
+def quotient_added(
+    op: Op, input: Any, tensor1: Any, tensor2: Any, value: Any = 1
+) -> TensorType:
+    """addcdiv: input + value * tensor1 / tensor2."""
+    others = [x for x in (tensor2, value) if isinstance(x, Operand)]
+    found = combine(
+        op.linearity, terms_of([tensor1], others), at_pads=padding.divided(LINEAR, others)
+    )
+    return _plus_scaled(input, [tensor1, *others], found)
+
+
+def _plus_scaled(
+    input: Operand, factors: Sequence[Operand], found: TensorType
+) -> TensorType:
+    """The type of input + a product of the factors, which has that type."""
+    ndim = max(x.ndim for x in factors)
+    shapes = [(1,) * (ndim - x.ndim) + x.shape for x in factors]
+    shape = tuple(max(sizes, key=lambda n: n != 1) for sizes in zip(*shapes, strict=True))
+    product = Operand(found, shape, input.dtype, factors[0].position)
+    both = [input, product]
+    return combine(LINEAR, terms_of(both), index=arithmetic_index(both))
+
+
+def where(op: Op, condition: Operand, input: Any = None, other: Any = None) -> Any:
+    """Linear in the two branches, for a given condition; alone, where it is not zero."""
+    if input is None and other is None:
+        return nonzero(op, condition, as_tuple=True)
     if input is None or other is None:
-        raise Refusal("where(condition) alone returns rows whose number depends on data")
+        raise Refusal("where takes two branches, or none")
     branches = (input, other)
     values = [b for b in branches if isinstance(b, Operand)]
     numbers = [b for b in branches if is_number(b)]
@@ -88,10 +143,12 @@ def lerp(op: Op, input: Operand, end: Operand, weight: Any) -> TensorType:
 def masked_fill(op: Op, input: Operand, mask: Operand, value: Any) -> TensorType:
     values = [o for o in (input, value) if isinstance(o, Operand)]
     filled = value if isinstance(value, Operand) else input
+    # What is filled in need not be a row of this rank, as for `where`.
+    same = len(values) == 2 and values[0].type.index == values[1].type.index
     return combine(
         linearity_to(op, filled, input.dtype),
         terms_of(values, [mask]),
-        index=input.type.index,
+        index=input.type.index if same else arithmetic_index(values),
         adds_number=adds(value),
         at_pads=padding.filled(input, value),
     )
@@ -159,7 +216,12 @@ def copy(op: Op, input: Operand, src: Operand) -> TensorType:
     terms = terms_of([input, src])
     shift = input.ndim - src.ndim
     for dim, size in enumerate(src.shape):
-        if src.cut_axes(dim) and size != input.shape[dim + shift]:
+        # All ranks refuse, also those whose own piece has as many rows as the target.
+        cuts = src.type.cuts(dim)
+        alike = cuts == input.type.cuts(dim + shift)
+        repeats = size == 1 != input.shape[dim + shift]
+        repeats_elsewhere = any(1 in e.sizes and not e.equal_sizes for _, e in cuts)
+        if cuts and (repeats or (repeats_elsewhere and not alike)):
             raise Refusal(
                 "one row of a piece would be repeated over the rows of the target",
                 src.cut_axes(dim)[0], src, "a source of the target's shape",
@@ -174,20 +236,12 @@ def copy(op: Op, input: Operand, src: Operand) -> TensorType:
 def fill(op: Op, input: Operand, value: Any = 0) -> TensorType:
     """Every element becomes one number."""
     if input.type.fresh is not None and not isinstance(value, Operand):
-        return _filled_anew(input, FILLED if value else ZERO)
+        return filled_anew(input, FILLED if value else ZERO)
     values = [input, value] if isinstance(value, Operand) else [input]
     filled = values[-1]
     return combine(
         linearity_to(op, filled, input.dtype), terms_of(values), adds_number=adds(value)
     )
-
-
-def _filled_anew(input: Operand, fill: str) -> TensorType:
-    """The type of a factory's tensor that one number fills: that of its sizes."""
-    sizes = sizes_of(input)
-    if input.type.fresh == EMPTY:  # it differed by rank in what it held, not in its sizes
-        sizes = [Size(size.rows, size.cuts) for size in sizes]
-    return type_of_sizes(input.type.mesh, sizes, fill)
 
 
 def one_hot(op: Op, input: Operand, num_classes: int = -1) -> TensorType:

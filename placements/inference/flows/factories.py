@@ -5,12 +5,14 @@ from typing import Any
 from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import is_number
-from placements.inference.numbers import NUMBER
+from placements.inference.number_operands import chosen_by
+from placements.inference.numbers import NUMBER, RankFloat, RankInt, facts_of
 from placements.inference.op import Op
 from placements.inference.rules import MULTILINEAR
 from placements.inference.sizes import sizes_of, type_of_sizes
 from placements.inference.terms import NO_ARGUMENT, Operand, Refusal, Term
-from placements.types.axis import R, V
+from placements.types.axis import AxisType, R, Shard, V
+from placements.types.index import Index
 from placements.types.mesh import Mesh
 from placements.types.tensor import EMPTY, FILLED, MADE, ZERO, TensorType, make
 
@@ -71,12 +73,27 @@ def uninitialised(
     return make(mesh, types, fresh=fresh)
 
 
-def counted(op: Op, mesh: Mesh, dtype: Any = None, **numbers: Any) -> TensorType:
-    """arange, linspace, eye: numbers that are the same on all ranks.
+def numbered(
+    op: Op, mesh: Mesh, end: Any, start: Any = 0, step: Any = 1, dtype: Any = None
+) -> TensorType:
+    """arange: the same on all ranks; up to the size of a piece, an index of its rows.
 
-    Nothing says which rows an arange counts: those of a dim of as many rows, or the first
-    rows of a longer one.
+    Of plain numbers nothing says which rows they count: those of a dim of as many rows, or
+    the first rows of a longer one.
     """
+    made = counted(op, mesh, start=start, end=end, step=step)
+    facts = facts_of(end)
+    own = {axis for axis, _ in facts.cuts}
+    counts_rows = own and own == {axis for axis, _ in facts.letters} <= set(mesh.axes)
+    if counts_rows and not facts.counts_padding and (start, step) == (0, 1):
+        types: dict[str, AxisType] = {axis: Shard(0, e) for axis, e in facts.cuts}
+        rest = {axis: R for axis in mesh.axes if axis not in types}
+        return make(mesh, {**types, **rest}, Index.of_cuts(facts.cuts), MADE)
+    return chosen_by(made, end) if isinstance(end, RankInt | RankFloat) else made
+
+
+def counted(op: Op, mesh: Mesh, dtype: Any = None, **numbers: Any) -> TensorType:
+    """linspace, eye: numbers that are the same on all ranks."""
     for value in numbers.values():
         if isinstance(value, Operand):
             raise Refusal(

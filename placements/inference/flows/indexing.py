@@ -12,7 +12,7 @@ from typing import Any
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, terms_of
 from placements.inference.op import Op
-from placements.inference.rules import DIM_REASONS, LINEAR, Linearity
+from placements.inference.rules import DIM_REASONS, LINEAR, NONLINEAR, Linearity
 from placements.inference.terms import (
     SHAPES,
     Addressed,
@@ -23,6 +23,7 @@ from placements.inference.terms import (
     Refusal,
     Scattered,
     Term,
+    index_term,
 )
 from placements.types.axis import AxisType, R, Shard, V
 from placements.types.index import COMPUTED, Computed, Index
@@ -39,16 +40,20 @@ def check_aligned(input: Operand, *others: Any) -> None:
             raise Refusal("the numbers of dims differ", operand=other, kind=SHAPES)
 
 
-def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]:
+def addressed_axes(
+    index: Operand, target: Operand, dim: int, *, writes: bool = False
+) -> tuple[str, ...]:
     """The axes on which `index` addresses the rank's own rows of a cut dim.
 
-    Raises Refusal if the index does not count the rows of that dim.
+    Raises Refusal if the index does not count the rows of that dim. What reads a dim that
+    is not cut may take numbers of which nobody said what they count: row 3 is the same row
+    on every rank. What writes may not, once arithmetic made the numbers.
     """
     domain, cuts = index.type.index, target.type.cuts(dim)
     if not target.type.mesh.axes or index.is_bool or index.type.is_number:
         return ()
-    fits = Index.of_cuts(cuts) if cuts else Index(target.shape[dim])
-    if domain == fits:
+    fits = Index.of_rows(cuts, target.shape[dim])
+    if domain in (fits, Computed(fits)):
         axes = tuple(axis for axis, _ in cuts)
         for axis in axes:
             if index.type[axis].letter not in "VS":
@@ -57,7 +62,9 @@ def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]
                     axis, index, "Varying or Shard",
                 )  # fmt: skip
         return axes
-    if domain is None and not cuts:
+    if not cuts and (domain is None or (isinstance(domain, Computed) and not writes)):
+        return ()
+    if not cuts and _counts_rows_here(domain, target, dim):
         return ()
     if isinstance(domain, Computed):
         axis, guilty, kind = None, index, "policy"
@@ -75,6 +82,17 @@ def addressed_axes(index: Operand, target: Operand, dim: int) -> tuple[str, ...]
     raise Refusal(
         reason, axis, guilty, f"{fits!r} for dim {dim}", kind, index=(index, fits)
     )
+
+
+def _counts_rows_here(domain: Index | Computed | None, target: Operand, dim: int) -> bool:
+    """Whether an index of own rows counts those of a dim that is each rank's own."""
+    domain = domain.counts if isinstance(domain, Computed) else domain
+    if not isinstance(domain, Index) or not domain.cuts:
+        return False
+    if any(target.type.by_axis.get(axis, R) != V for axis, _ in domain.cuts):
+        return False
+    axis, extent = domain.cuts[-1]
+    return extent.local_size(target.type.mesh.place[axis]) == target.shape[dim]
 
 
 def owned(axes: tuple[str, ...], otherwise: Label) -> Label:
@@ -122,7 +140,7 @@ def gather(
         op.linearity,
         [
             Term(input, tuple(labels)),
-            Term(index, tuple(range(index.ndim)), is_control=True),
+            index_term(index, tuple(range(index.ndim))),
         ],
         index=input.type.index,
     )
@@ -145,7 +163,7 @@ def take_along_dim(
     index_labels = tuple(label(indices, d) for d in range(indices.ndim))
     return combine(
         op.linearity,
-        [Term(input, tuple(labels)), Term(indices, index_labels, is_control=True)],
+        [Term(input, tuple(labels)), index_term(indices, index_labels)],
         index=input.type.index,
     )
 
@@ -156,7 +174,7 @@ def index_select(op: Op, input: Operand, dim: int, index: Operand) -> TensorType
     labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     return combine(
         op.linearity,
-        [Term(input, tuple(labels)), Term(index, (along,), is_control=True)],
+        [Term(input, tuple(labels)), index_term(index, (along,))],
         index=input.type.index,
     )
 
@@ -188,7 +206,7 @@ def embedding(
         op.linearity,
         [
             Term(weight, (owned(axes, Mixed(ACROSS)), last)),
-            Term(input, tuple(range(input.ndim)), is_control=True),
+            index_term(input, tuple(range(input.ndim))),
         ],
     )
 
@@ -212,7 +230,7 @@ def scatter(
     src = value if src is None else src
     check_aligned(input, index, *([src] if isinstance(src, Operand) and src.ndim else []))
     along = dim % input.ndim
-    axes = addressed_axes(index, input, along)
+    axes = addressed_axes(index, input, along, writes=True)
     # To sum at the index is linear, and spreads over ranks, whatever the op is called.
     is_sum = reduce == "sum"
     spreads = is_sum and include_self
@@ -220,7 +238,7 @@ def scatter(
     target = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
     target[along] = along if axes else target[along]
     source = tuple(own if d == along else d for d in range(index.ndim))
-    terms = [Term(input, tuple(target)), Term(index, source, is_control=True)]
+    terms = [Term(input, tuple(target)), index_term(index, source)]
     if isinstance(src, Operand):
         src = _at_each_index(src, index, index.ndim - 1)
         check_rows(axes, index, src, along, along)
@@ -240,12 +258,12 @@ def index_write(
     """index_add, index_copy, index_fill: whole rows at `index` along `dim`."""
     source = value if source is None else source
     along = dim % input.ndim
-    axes = addressed_axes(index, input, along)
+    axes = addressed_axes(index, input, along, writes=True)
     own = owned(axes, op.along_label("written"))
     target: list[Label] = [
         Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim)
     ]
-    terms = [Term(input, tuple(target)), Term(index, (own,), is_control=True)]
+    terms = [Term(input, tuple(target)), index_term(index, (own,))]
     if isinstance(source, Operand):
         rows = tuple(own if d == along else d for d in range(source.ndim))
         source = _at_each_index(source, index, 0 if source.ndim else -1, along)
@@ -256,9 +274,10 @@ def index_write(
 
 
 def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
-    """One number, given a shape, that is written at an index: a piece as the index is.
+    """Return the type of one number that is written at every index: cut as the index is.
 
-    Dims up to `last` of the index are those of the source from `shift` on.
+    Dims up to `last` of the index are those of the source from `shift` on. Plain sizes
+    are the same on all ranks, so they are not those of pieces that differ in size.
     """
     rows = source.shape[shift : shift + last + 1]
     if not source.type.is_number or rows != index.shape[: last + 1]:
@@ -267,6 +286,9 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
     for axis, t in index.type.items():
         types[axis] = V if t == V else R
         if isinstance(t, Shard) and t.dim <= last:
+            assert t.extent is not None
+            if not t.extent.equal_sizes and not isinstance(source.type[axis], Shard):
+                return source
             types[axis] = Shard(t.dim + shift, t.extent)
     return replace(source, type=make(index.type.mesh, types, fresh=MADE))
 
@@ -292,7 +314,10 @@ def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:
 
 
 def nonzero(op: Op, input: Operand, as_tuple: bool = False) -> Any:
-    """Where the elements are: as many rows as each rank finds."""
+    """Where the non-zero elements are: each rank finds its own, counted in each dim."""
     labels = tuple(Scattered() for _ in range(input.ndim))
-    found = combine(op.linearity, [Term(input, labels)], index=COMPUTED)
-    return (found,) * input.ndim if as_tuple else found
+    found = combine(NONLINEAR, [Term(input, labels)], index=COMPUTED)
+    rows = [Index.of_rows(input.type.cuts(d), n) for d, n in enumerate(input.shape)]
+    if as_tuple:
+        return tuple(found.with_index(each) for each in rows or [Index(1)])
+    return found.with_index(rows[0]) if len(rows) == 1 else found

@@ -1,19 +1,24 @@
 """Flows of norms and losses: composed ops whose inner dims must be whole."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
+from placements.inference.fixes import Fix
 from placements.inference.flows.broadcast import broadcast
 from placements.inference.flows.products import inner_value
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
 from placements.inference.sizes import sizes_of
 from placements.inference.terms import Contract, Label, Mixed, Operand, Refusal, Term
+from placements.inference.transitions import cost, find
+from placements.types.axis import I, P
 from placements.types.tensor import TensorType
 
 NORMALISED = "a norm needs the whole dim: the statistics of a piece are not those of all"
 CLASSES = "a loss needs the scores of all classes, and this rank holds a piece of them"
+VECTORS = "a distance needs whole vectors, and this rank holds a piece of each"
 MEAN = (
     "a mean over a dim that is cut divides by this rank's count; sum, and divide by the "
     "global count (reduction='sum' and global_mean)"
@@ -99,20 +104,14 @@ def cross_entropy(
 
 def elementwise_loss(
     op: Op,
-    input: Operand,
-    target: Operand,
-    weight: Any = None,
-    pos_weight: Any = None,
     reduction: str = "mean",
     size_average: Any = None,
     reduce: Any = None,
-    beta: Any = 1.0,
-    delta: Any = 1.0,
+    **slots: Any,
 ) -> TensorType:
     """mse_loss and its kin: elementwise, then all dims reduced."""
     _refuse_legacy(size_average, reduce)
-    weights = [a for a in (weight, pos_weight) if isinstance(a, Operand)]
-    every = [input, target, *weights]
+    every = [x for x in slots.values() if isinstance(x, Operand)]
     terms: list[Term] = []
     for operand, labels in zip(every, broadcast(every), strict=True):
         reduced = tuple(
@@ -123,3 +122,70 @@ def elementwise_loss(
         )
         terms.append(Term(operand, reduced))
     return combine(op.linearity, terms)
+
+
+def row_loss(
+    op: Op,
+    reduction: str = "mean",
+    size_average: Any = None,
+    reduce: Any = None,
+    target: Any = None,
+    **slots: Any,
+) -> TensorType:
+    """cosine_embedding_loss and its kin: one number for each row of the last dim."""
+    _refuse_legacy(size_average, reduce)
+    vectors = [x for x in slots.values() if isinstance(x, Operand)]
+    rows = max(x.ndim for x in vectors) - 1
+    terms: list[Term] = []
+    for x, labels in zip(vectors, broadcast(vectors), strict=True):
+        own: list[Label] = []
+        for label in labels:
+            if not isinstance(label, int):
+                own.append(label)
+            elif label == rows:
+                own.append(Mixed(VECTORS))
+            else:
+                own.append(_reduced(reduction, label, f"row {label}"))
+        terms.append(Term(x, tuple(own)))
+    if isinstance(target, Operand):
+        kept = [_reduced(reduction, d, f"row {d}") for d in range(target.ndim)]
+        terms.append(Term(target, tuple(kept)))
+    return combine(op.linearity, terms)
+
+
+def mean_fix(
+    op: str,
+    total: TensorType,
+    operands: Sequence[Operand],
+    names: Sequence[str],
+    plain: Mapping[str, object],
+    said: Mapping[str, object],
+) -> list[Fix]:
+    """For a mean loss over rows that are cut: the sum of all over the count of all.
+
+    `total` is the type of the sum, `plain` the settings of the call, and `said` those of
+    them that have to be written.
+    """
+    if len(operands) != 2:
+        return []  # torch divides by the sum of the weights
+    loss, target = operands
+    axes = [axis for axis, t in total.items() if t.letter == "P"]
+    whole = [axis for axis in total if axis not in axes]
+    if any(loss.type[axis].letter != target.type[axis].letter for axis in whole):
+        return []
+    if "ignore_index" in plain:
+        if target.ndim == loss.ndim:
+            return []  # probabilities of classes: torch divides by the number of rows
+        count = f"({names[1]} != {plain['ignore_index']}).sum()"
+    elif loss.shape == target.shape:
+        count = f"torch.full((), {names[1]}.numel())"
+    else:
+        return []
+    settings = ", ".join(f"{slot}={value!r}" for slot, value in said.items())
+    text = f"F.{op}({names[0]}, {names[1]}, {settings})"
+    row = find("all_reduce", P, I)
+    assert row is not None
+    costs = [cost(row, axis) for axis in axes]
+    forward, backward = (", ".join(dict.fromkeys(s)) for s in zip(*costs, strict=True))
+    over = repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+    return [Fix(f"global_mean({text}, {count}, {over})", forward, backward)]

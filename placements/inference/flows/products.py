@@ -1,10 +1,13 @@
 """Flows of products: matmul and its kin, einsum, grouped matmul, attention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import broadcast, terms_of
+from placements.inference.flows.random import masked
+from placements.inference.flows.reshape import repeat_interleave
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
 from placements.inference.terms import (
@@ -29,7 +32,7 @@ def inner_value(found: TensorType, shape: tuple[int, ...], made_of: Operand) -> 
     return Operand(found, shape, made_of.dtype, made_of.position)
 
 
-def _plus(
+def plus(
     product: TensorType, shape: tuple[int, ...], bias: Any, scaled_by: Any = 1
 ) -> TensorType:
     """The type of product + bias, which is a sum like any other."""
@@ -91,6 +94,13 @@ def linear(
 ) -> TensorType:
     """input (..., K) with weight (N, K); a bias is added to the result."""
     last = len(input.shape) - 1
+    if bias is not None and bias.ndim > last + weight.ndim - 1:
+        raise Refusal(
+            "a bias with more dims than the product: torch drops some of them; add it to "
+            "the result of linear instead",
+            operand=bias,
+            expected="a bias of one dim",
+        )
     labels: tuple[Label, ...] = tuple(range(last))
     product = _product(
         op,
@@ -99,7 +109,7 @@ def linear(
             Term(weight, (last, Contract("inner"))[2 - len(weight.shape) :]),
         ],
     )
-    return _plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
+    return plus(product, (*input.shape[:-1], *weight.shape[:-1]), bias)
 
 
 def add_product(
@@ -107,7 +117,7 @@ def add_product(
 ) -> TensorType:
     """addmm, baddbmm, addmv: input + left @ right."""
     columns = right.shape[-1:] if right.ndim > 1 else ()
-    return _plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
+    return plus(matmul(op, left, right), (*left.shape[:-1], *columns), input, beta)
 
 
 def einsum(op: Op, args: tuple[Any, ...]) -> TensorType:
@@ -170,7 +180,7 @@ def grouped_matmul(
     for axis in weight.cut_axes(0):
         if input.type[axis].letter != "V":
             raise Refusal(
-                "each rank holds other groups, so it needs the rows of those groups",
+                "each rank holds different groups, so it needs the rows of those groups",
                 axis, input, "Varying", kind="unsound",
             )  # fmt: skip
     rows: Label = 0
@@ -195,19 +205,24 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: Any = None,
+    enable_gqa: bool = False,
+    *,
+    shared: frozenset[str],
 ) -> TensorType:
     """Each query row looks at all key rows; heads and batch are independent.
 
     The scores are non-linear in queries and keys, and the result is linear in the values.
+    Dropout multiplies the scores by a random mask, as a call of `dropout` between the two
+    products would.
     """
-    if dropout_p:
-        raise Refusal("attention with dropout_p > 0: apply dropout by a visible call")
     if query.ndim != key.ndim or key.ndim != value.ndim or query.ndim < 2:
         raise Refusal(
             "attention is known for queries, keys and values of equally many dims",
             operand=key if key.ndim != query.ndim else value,
             expected=f"{query.ndim} dims",
         )
+    if enable_gqa and query.ndim > 2:
+        key, value = (_for_each_head(op, x, query) for x in (key, value))
     lead = tuple(range(query.ndim - 2))
     row = query.ndim - 2
     rows: Label = row
@@ -228,6 +243,8 @@ def attention(
         terms.append(Term(attn_mask, tuple(labels), is_control=True))
     shape = (*query.shape[:-1], key.shape[-2])
     scores = inner_value(combine(op.linearity, terms), shape, query)
+    if dropout_p:
+        scores = replace(scores, type=masked(scores, shared))
     return combine(
         MULTILINEAR,
         [
@@ -235,3 +252,12 @@ def attention(
             Term(value, (*lead, keys, query.ndim - 1)),
         ],
     )
+
+
+def _for_each_head(op: Op, x: Operand, query: Operand) -> Operand:
+    """Keys or values with one head for each head of the queries: heads are repeated."""
+    heads = x.ndim - 3
+    times = query.shape[heads] // max(x.shape[heads], 1)
+    linear = replace(op, linearity=LINEAR)
+    shape = (*x.shape[:heads], x.shape[heads] * times, *x.shape[heads + 1 :])
+    return inner_value(repeat_interleave(linear, x, times, heads), shape, x)

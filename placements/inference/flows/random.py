@@ -4,12 +4,14 @@
 the same state; on the others every rank draws its own numbers.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
+from placements.inference.flows.broadcast import terms_of
 from placements.inference.op import Op
-from placements.inference.rules import DRAWS
+from placements.inference.rules import DRAWS, NONLINEAR
 from placements.inference.sizes import sizes_of, type_of_sizes
 from placements.inference.terms import Operand, Refusal, Term
 from placements.types.axis import BY_LETTER, AxisType, R, Shard, V
@@ -17,6 +19,18 @@ from placements.types.mesh import Mesh
 from placements.types.tensor import MADE, TensorType, make
 
 _DRAW = {(draw.letter, draw.shared): draw for draw in DRAWS}
+
+
+def refuse_own_generator(shared: frozenset[str]) -> None:
+    """Refuse a generator of the program's own where draws are said to be equal."""
+    for axis in sorted(shared):
+        raise Refusal(
+            "shared_generator speaks of the default generators, and nobody said that this "
+            "one is in the same state on all ranks",
+            axis,
+            expected="a draw without generator=, or fresh numbers that are declared: "
+            "assert_type(torch.rand(n, generator=g), ...) outside of shared_generator",
+        )
 
 
 def masked(input: Operand, shared: frozenset[str]) -> TensorType:
@@ -44,16 +58,48 @@ def dropout(
     return masked(input, shared).with_pads(padding.times_mask(input))
 
 
-def sample(op: Op, input: Operand, p: Any = None, *, shared: frozenset[str]) -> TensorType:
-    """bernoulli: numbers drawn with these probabilities."""
+def drops(
+    op: Op,
+    input: Operand,
+    training: bool = False,
+    *,
+    shared: frozenset[str],
+    **settings: Any,
+) -> TensorType:
+    """alpha_dropout, rrelu: elementwise; in training with numbers that are drawn."""
+    if not training:
+        return combine(op.linearity, [Term(input, tuple(range(input.ndim)))])
     _refuse_sums(input)
-    if isinstance(p, Operand):
-        raise Refusal(
-            "numbers drawn with the probabilities of another tensor: draw from that tensor",
-            operand=p,
-            expected="a Python number",
-        )
     return masked(input, shared)
+
+
+def drops_channels(
+    op: Op,
+    input: Operand,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    shared: frozenset[str],
+) -> TensorType:
+    """dropout2d: one draw for each channel of each sample, so the dims after are whole."""
+    for dim in range(2, input.ndim) if p and training else ():
+        for axis in input.cut_axes(dim):
+            raise Refusal(
+                "all elements of a channel are dropped together, and this rank holds a "
+                "piece of each",
+                axis, input, "a dim that is not cut", kind="policy",
+            )  # fmt: skip
+    return dropout(op, input, p, training, shared=shared)
+
+
+def sample(op: Op, input: Operand, p: Any = None, *, shared: frozenset[str]) -> TensorType:
+    """bernoulli: numbers drawn with the probabilities of `p`, or else of `input`."""
+    _refuse_sums(input)
+    if not isinstance(p, Operand):
+        return masked(input, shared)
+    _refuse_sums(p)
+    met = combine(NONLINEAR, terms_of([input, p]))
+    return masked(replace(input, type=met), shared)
 
 
 def multinomial(

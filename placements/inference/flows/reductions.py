@@ -7,7 +7,7 @@ from placements.inference.combine import combine
 from placements.inference.flows.broadcast import arithmetic_index, dims_of, terms_of
 from placements.inference.flows.elementwise import linearity_to
 from placements.inference.op import Op
-from placements.inference.terms import Label, Mixed, Operand, Term
+from placements.inference.terms import Label, Mixed, Operand, Scattered, Term
 from placements.types.index import COMPUTED, Index
 from placements.types.tensor import TensorType
 
@@ -102,19 +102,34 @@ def choice(
     return values, values.with_index(rows_of(input, dim))
 
 
+def quantile(
+    op: Op, input: Operand, q: Any, dim: Any = None, keepdim: bool = False, **kind: Any
+) -> TensorType:
+    """A reduction for each of several shares, which are a new first dim."""
+    dims = dims_of(dim, input.ndim)
+    labels = reduced_labels(op, input, dims, keepdim)
+    if not isinstance(q, Operand):
+        return combine(op.linearity, [Term(input, labels)])
+    shifted = tuple(x + q.ndim if isinstance(x, int) else x for x in labels)
+    shares = Term(q, tuple(range(q.ndim)), is_control=True)
+    return combine(op.linearity, [Term(input, shifted), shares])
+
+
 def position(op: Op, input: Operand, dim: Any = None, keepdim: bool = False) -> TensorType:
     """argmax, argmin: the row that was chosen."""
     return reduction(op, input, dim, keepdim).with_index(rows_of(input, dim))
 
 
 def rows_of(input: Operand, dim: int | None) -> Index:
-    """The domain of an index into a dim that is not cut (or into all elements)."""
+    """The domain of an index into a dim (or into all elements, which are not cut)."""
     if dim is None:
         size = 1
         for length in input.shape:
             size *= length
         return Index(size)
-    return Index(input.shape[dim % input.ndim] if input.ndim else 1)
+    if not input.ndim:
+        return Index(1)
+    return Index.of_rows(input.type.cuts(dim % input.ndim), input.shape[dim % input.ndim])
 
 
 def _along_term(op: Op, input: Operand, dim: Any) -> Term:
@@ -163,16 +178,29 @@ def ordering(
     largest: bool = True,
     sorted: bool = True,
 ) -> Any:
-    """sort, topk: values and the rows they came from, along one dim."""
-    values = combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
+    """sort, topk: values and the rows they came from, along one dim.
+
+    Whole numbers that are sorted are ids, whose rows are put together by id; every rank
+    may do so with its own rows.
+    """
+    is_own = bool(op.forgets) and not input.can_have_gradient
+    term = _own_rows_term(input, dim) if is_own else _along_term(op, input, dim)
+    values = combine(op.linearity, [term], index=input.type.index)
     return values, values.with_index(rows_of(input, dim))
 
 
 def order_alone(
     op: Op, input: Operand, dim: int = -1, descending: bool = False, stable: Any = None
 ) -> TensorType:
-    """argsort: the rows alone."""
-    return ordering(op, input, dim)[1]
+    """argsort: the rows alone, of a dim that is cut the rank's own."""
+    order = combine(op.linearity, [_own_rows_term(input, dim)], index=COMPUTED)
+    return order.with_index(rows_of(input, dim))
+
+
+def _own_rows_term(input: Operand, dim: int) -> Term:
+    along = dims_of(dim, input.ndim)
+    labels = tuple(Scattered() if d in along else d for d in range(input.ndim))
+    return Term(input, labels)
 
 
 def sorted_rows(op: Op, input: Operand) -> TensorType:

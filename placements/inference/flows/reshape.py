@@ -15,8 +15,9 @@ from typing import Any
 from placements.inference.combine import combine
 from placements.inference.flows.views import moved, recut
 from placements.inference.op import Op
-from placements.inference.sizes import Size, sizes_of
+from placements.inference.sizes import Size, is_foreign, sizes_of
 from placements.inference.terms import Label, Mixed, Operand, Refusal, Term
+from placements.types.axis import Shard, V
 from placements.types.extents import Extent, Folded, fold
 from placements.types.padding import Pads, regrouped, repeated
 from placements.types.tensor import TensorType
@@ -79,13 +80,27 @@ def _shape(input: Operand, sizes: Sequence[Size]) -> tuple[int, ...]:
 
 def _check_sizes(input: Operand, sizes: Sequence[Size]) -> None:
     """Sizes that differ by rank fit a tensor that is cut so, or that differs by rank."""
+    free = any(size.rows == -1 for size in sizes)
+    letters = {axis: t.letter for axis, t in input.type.items()}
     for size in sizes:
+        for axis, extent in size.cuts if free else ():
+            if 0 in extent.sizes:
+                raise Refusal(
+                    "a rank has no rows of that size, and torch does not know what -1 is "
+                    "beside a size of zero",
+                    axis, input, "all sizes in numbers, without -1",
+                )  # fmt: skip
+        if is_foreign(size, input.type.mesh) and set(letters.values()) - {"V"}:
+            raise Refusal(
+                "a size that was read on another mesh may differ on every axis of this one",
+                None, input, "plain sizes, -1, or sizes that were read on this mesh",
+            )  # fmt: skip
         for axis in (*size.varying, *dict(size.cuts)):
-            letter = input.type[axis].letter if axis in input.type else "V"
+            letter = letters.get(axis, "V")
             if letter == "V" or (letter == "S" and axis not in size.varying):
                 continue
             raise Refusal(
-                "a size that differs by rank would give every rank another shape",
+                "a size that differs by rank would give every rank a different shape",
                 axis, input, "plain sizes, -1, or sizes of dims that are cut so",
             )  # fmt: skip
 
@@ -135,7 +150,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
             said = dict(sizes[j].cuts).get(axis, whole)
             if said.sizes != whole.sizes:
                 continue  # the size was read from a dim that is cut otherwise
-            if not follows and len(set(whole.sizes)) > 1:
+            if not follows and not whole.equal_sizes:
                 continue  # the number is the same on all ranks of the axis
             fitting.append((j, whole))
         if 0 in (blocks, extent.total, behind):
@@ -149,7 +164,26 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
         return _chosen(input, axis, dim, extent, sizes, fitting, plain)
 
     pads = _view_of_pads(input, shape, sizes, groups)
-    return recut(op, input, place, pads)
+    found = recut(op, input, place, pads)
+    _check_said(input, found, sizes)
+    return found
+
+
+def _check_said(input: Operand, found: TensorType, sizes: Sequence[Size]) -> None:
+    """Refuse a size of a piece for a dim that is not cut: on one device it is larger."""
+    for dim, size in enumerate(sizes):
+        for axis, extent in size.cuts:
+            t = found.by_axis.get(axis, V)
+            if t == V:
+                continue
+            if isinstance(t, Shard) and t.dim == dim and t.extent is not None:
+                if t.extent.sizes == extent.sizes:
+                    continue
+            raise Refusal(
+                f"dim {dim} of the view has the size of a piece, and the pieces of the "
+                "whole are cut along another dim",
+                axis, input, "sizes of which one is that of the piece",
+            )  # fmt: skip
 
 
 def _is_merged_unevenly(input: Operand, dim: int, before: Sequence[Size]) -> bool:
@@ -157,7 +191,7 @@ def _is_merged_unevenly(input: Operand, dim: int, before: Sequence[Size]) -> boo
     for d in range(dim):
         for axis, extent in input.type.cuts(d):
             kept = any(size.rows == -1 or axis in dict(size.cuts) for size in before)
-            if len(set(extent.sizes)) > 1 and not kept:
+            if not extent.equal_sizes and not kept:
                 return True
     return False
 
@@ -222,8 +256,9 @@ def _view_of_pads(
 def _groups_by_size(
     input: Operand, sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> Groups:
-    """Dims are matched by size, from the right, since features stand there, up to the -1
-    and then from the left; what is left over belongs together.
+    """Match dims by size: from the right up to the -1, and then from the left.
+
+    Features stand on the right. What is left over belongs together.
     """
     old, new = input.shape, shape
     free = sizes.index(-1) if -1 in sizes else None

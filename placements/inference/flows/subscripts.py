@@ -1,5 +1,6 @@
 """Flows of subscripts: `x[...]` read and written; integers, slices, tensors, masks."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from placements.inference import padding
@@ -15,9 +16,20 @@ from placements.inference.flows.indexing import (
     written,
 )
 from placements.inference.flows.views import PIECEWISE
+from placements.inference.numbers import RankInt
 from placements.inference.op import Op
-from placements.inference.terms import Label, Mixed, Operand, Refusal, Scattered, Term
-from placements.types.tensor import TensorType
+from placements.inference.sizes import unwritten
+from placements.inference.terms import (
+    NO_ARGUMENT,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Scattered,
+    Term,
+    index_term,
+)
+from placements.types.tensor import EMPTY, MADE, TensorType, from_factory
 
 
 def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
@@ -28,12 +40,16 @@ def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
             input = padding.first_rows(input, dim, entry.stop)
     terms = [Term(input, plan.read_labels())]
     terms += plan.index_terms()
-    return combine(op.linearity, terms, index=input.type.index)
+    found = combine(op.linearity, terms, index=input.type.index)
+    is_alike = input.type.is_number or input.type.fresh == EMPTY
+    # A part of zeros is zeros, and a part of memory that nobody wrote is nobody's.
+    return found.with_fresh(input.type.fresh) if is_alike and not plan.tensors else found
 
 
 def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
     """x[...] = value: the target keeps its type."""
-    plan, value = _Plan(input, k), v
+    input = unwritten(input)
+    plan, value = _Plan(input, k, writes=True), v
     terms = [Term(input, plan.write_labels())]
     terms += plan.written_index_terms()
     if isinstance(value, Operand):
@@ -51,10 +67,10 @@ def index_put(
 class _Plan:
     """What an indexing key does to each dim of the tensor it indexes."""
 
-    def __init__(self, input: Operand, key: Any) -> None:
-        self.input = input
+    def __init__(self, input: Operand, key: Any, *, writes: bool = False) -> None:
+        self.input, self.writes = input, writes
         keys: list[Any] = list(cast(Any, key)) if isinstance(key, tuple) else [key]
-        keys = self._with_ellipsis(keys)
+        keys = self._with_ellipsis([self._as_index(entry) for entry in keys])
         # (key, first dim it consumes, number of dims it consumes)
         self.entries: list[tuple[Any, int, int]] = []
         dim = 0
@@ -68,6 +84,16 @@ class _Plan:
         for entry, _, _ in self.entries:
             _check_class(entry, input)
         self._place()
+
+    def _as_index(self, entry: Any) -> Any:
+        """A list of whole numbers as the tensor that torch makes of it."""
+        if entry.__class__ not in (list, tuple, range):
+            return entry
+        numbers = cast(Sequence[Any], entry)
+        if not all(map(_is_int, numbers)):
+            return entry
+        made = from_factory(self.input.type.mesh, MADE)
+        return Operand(made, (len(numbers),), "int64", NO_ARGUMENT)
 
     def _with_ellipsis(self, keys: list[Any]) -> list[Any]:
         at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
@@ -84,8 +110,8 @@ class _Plan:
         self.index_ndim = max((i.ndim for i in indices), default=0)
         if any(e[0].is_bool for e in self.tensors):
             self.index_ndim = max(self.index_ndim, 1)
-        # torch takes the rows of plain integers first, so these do not come between.
-        kept = [entry for entry in self.entries if not _is_int(entry[0])]
+        # torch takes the rows of single integers first, so these do not come between.
+        kept = [entry for entry in self.entries if not _is_one_row(entry[0])]
         advanced = [k for k, (entry, _, _) in enumerate(kept) if isinstance(entry, Operand)]
         together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
         self.index_at = 0
@@ -103,7 +129,7 @@ class _Plan:
         self.result_ndim = place
 
     def _axes(self, index: Operand, dim: int) -> tuple[str, ...]:
-        return addressed_axes(index, self.input, dim)
+        return addressed_axes(index, self.input, dim, writes=self.writes)
 
     def read_labels(self) -> tuple[Label, ...]:
         labels: list[Label] = [None] * self.input.ndim
@@ -129,7 +155,7 @@ class _Plan:
             moved = tuple(
                 label + shift if isinstance(label, int) else label for label in labels
             )
-            terms.append(Term(index, moved, is_control=True))
+            terms.append(index_term(index, moved))
         for entry, _, _ in self.tensors:
             if entry.is_bool:
                 spread = tuple(Scattered() for _ in range(entry.ndim))
@@ -148,13 +174,16 @@ class _Plan:
 
     def written_index_terms(self) -> list[Term]:
         terms: list[Term] = []
+        # With several, the k-th row that a mask selects goes with the k-th of the others.
+        is_alone = sum(not _is_one_row(entry) for entry, _, _ in self.tensors) == 1
         for entry, dim, width in self.tensors:
             if entry.is_bool:
                 labels: tuple[Label, ...] = tuple(range(dim, dim + width))
+                labels = labels if is_alone else (Mixed(POSITIONS),) * width
             else:
                 own = owned(self._axes(entry, dim), Mixed(POSITIONS))
                 labels = tuple(own for _ in range(entry.ndim))
-            terms.append(Term(entry, labels, is_control=True))
+            terms.append(index_term(entry, labels))
         return terms
 
     def value_labels(self, value: Operand) -> tuple[Label, ...]:
@@ -165,7 +194,8 @@ class _Plan:
                 part = _is_part(entry)
                 target[self.result_dim[dim]] = Mixed(POSITIONS) if part else dim
         for entry, dim, _ in self.tensors:
-            for k in range(self.index_ndim):
+            first = 0 if entry.is_bool else self.index_ndim - entry.ndim
+            for k in range(first, self.index_ndim):
                 if entry.is_bool:
                     target[self.index_at + k] = Mixed(POSITIONS)
                 else:
@@ -211,11 +241,19 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
+def _is_one_row(entry: object) -> bool:
+    """Whether it is an integer, or a tensor of one: the dim is gone then."""
+    is_tensor = isinstance(entry, Operand) and not (entry.ndim or entry.is_bool)
+    return is_tensor or _is_int(entry)
+
+
 def _is_start(entry: Any) -> bool:
-    """Whether it is a slice of the first rows."""
+    """Whether it is a slice of the first rows, on all ranks."""
     if not isinstance(entry, slice):
         return False
     bounds = cast(Any, entry)
+    if isinstance(bounds.start, RankInt) or isinstance(bounds.step, RankInt):
+        return False
     return bounds.start in (None, 0) and bounds.step in (None, 1)
 
 

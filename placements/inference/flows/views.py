@@ -10,8 +10,8 @@ from placements.inference.numbers import RankInt
 from placements.inference.op import Op
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
 from placements.inference.terms import NO_ARGUMENT, Label, Mixed, Operand, Refusal, Term
-from placements.types.axis import AxisType, Shard
-from placements.types.extents import Extent
+from placements.types.axis import AxisType, Shard, V
+from placements.types.extents import Extent, Folded
 from placements.types.padding import Pads
 from placements.types.tensor import FILLED, TensorType, make
 
@@ -99,7 +99,7 @@ def _may_be_one_row(input: Operand, dim: int) -> bool:
     cuts = input.type.cuts(dim)
     if not cuts:
         return input.shape[dim] == 1
-    uneven_outside = any(len(set(extent.sizes)) > 1 for _, extent in cuts[:-1])
+    uneven_outside = any(not extent.equal_sizes for _, extent in cuts[:-1])
     return uneven_outside or 1 in cuts[-1][1].sizes
 
 
@@ -108,7 +108,10 @@ def unsqueeze(op: Op, input: Operand, dim: int) -> TensorType:
     return moved(op, input, [d + (d >= new) for d in range(input.ndim)])
 
 
-_GROWS = "a dim that is cut cannot be broadcast: one row here is not one in all"
+_GROWS = (
+    "a dim that is cut keeps its size, which is written as -1 or read from the tensor: one "
+    "row here is not one in all, and other ranks may have a different number of rows"
+)
 
 
 def expand(op: Op, input: Operand, size: Any) -> TensorType:
@@ -118,9 +121,7 @@ def expand(op: Op, input: Operand, size: Any) -> TensorType:
     labels: list[Label] = []
     grown = set(range(shift))
     for d in range(input.ndim):
-        wanted = sizes[d + shift]
-        same_rows = wanted.rows in (-1, input.shape[d])
-        if same_rows and (wanted.is_plain or wanted.cuts == input.type.cuts(d)):
+        if _is_kept(input, d, sizes[d + shift]):
             labels.append(d + shift)
             continue
         labels.append(None if input.is_one_row(d) else Mixed(_GROWS))
@@ -136,24 +137,46 @@ def expand(op: Op, input: Operand, size: Any) -> TensorType:
     return combine(op.linearity, terms, index=index, at_pads=padding.same)
 
 
+def _is_kept(input: Operand, dim: int, wanted: Size) -> bool:
+    """Whether the dim stays as it is; a plain number is the same on all ranks of a cut."""
+    cuts = input.type.cuts(dim)
+    if wanted.rows == -1:
+        return True
+    if wanted.is_plain and not all(extent.equal_sizes for _, extent in cuts):
+        return False
+    return wanted.rows == input.shape[dim] and (wanted.is_plain or wanted.cuts == cuts)
+
+
 def expand_as(op: Op, input: Operand, other: Operand) -> TensorType:
     return expand(op, input, other)
 
 
 def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> TensorType:
+    """The whole of each dim several times, so that a dim that is cut becomes blocks.
+
+    Each block is cut as the dim was, and a rank holds its piece of every block.
+    """
     named = sizes_of(dims if repeats is None else repeats)
     once = Size(1)  # tile may name the last dims only
     times = (*(once,) * (input.ndim - len(named)), *named)
     shift = len(times) - input.ndim
-    reason = "repeating a piece interleaves it with the other ranks' pieces"
-    return moved(
-        op,
-        input,
-        [
-            d + shift if times[d + shift] == once else Mixed(reason)
-            for d in range(input.ndim)
-        ],
-    )
+    if not all(n.is_plain and n.rows for n in times):
+        reason = "repeating a piece interleaves it with the other ranks' pieces"
+        kept = [times[d + shift] == once for d in range(input.ndim)]
+        return moved(
+            op, input, [d + shift if k else Mixed(reason) for d, k in enumerate(kept)]
+        )
+
+    def place(axis: str, d: int, extent: Extent) -> tuple[int, Extent]:
+        n = times[d + shift].rows
+        return d + shift, extent if n == 1 else Folded(n, extent)
+
+    def view(pads: Pads) -> Pads | None:
+        if any(times[d + shift] != once for d in pads.dims):
+            return None
+        return Pads(pads.validity, tuple(d + shift for d in pads.dims))
+
+    return recut(op, input, place, view)
 
 
 PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
@@ -197,11 +220,30 @@ def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorTyp
         if isinstance(given, RankInt):
             raise Refusal(
                 f"the argument {name!r} says how many parts there are, and this number "
-                "belongs to an axis: ranks would have other numbers of parts",
+                "belongs to an axis: ranks would have different numbers of parts",
                 operand=input,
                 expected="a plain number",
             )
+    along = dim % input.ndim
+    cuts = input.type.cuts(along)
+    count = parts.get("chunks", parts.get("sections"))
+    if len(cuts) == 1 and isinstance(count, int) and not isinstance(count, bool):
+        extent = cuts[0][1]
+        if isinstance(extent, Folded) and count > 0 and extent.outer % count == 0:
+            return [_blocks(op, input, along, extent.outer // count)]
     return [within_dim(op, input, dim)]
+
+
+def _blocks(op: Op, input: Operand, along: int, outer: int) -> TensorType:
+    """Some blocks of a Folded dim: every rank takes its piece of the same blocks."""
+
+    def fewer(axis: str, d: int, extent: Extent) -> tuple[int, Extent]:
+        if d != along:
+            return d, extent
+        assert isinstance(extent, Folded) and extent.ranks is not None
+        return d, Folded(outer, extent.inner).over(extent.ranks)
+
+    return recut(op, input, fewer, lambda pads: None if along in pads.dims else pads)
 
 
 def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:
@@ -209,11 +251,21 @@ def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:
     reason = "joining pieces interleaves them with the other ranks' pieces"
     operands: list[Operand] = list(tensors)
     terms: list[Term] = []
+    operands = [operand for operand in operands if not _is_nothing(operand)] or operands
     for operand in operands:
         along = dim % operand.ndim
         labels = [Mixed(reason) if d == along else d for d in range(operand.ndim)]
         terms.append(Term(operand, tuple(labels)))
     return combine(op.linearity, terms, index=_common_index(operands))
+
+
+def _is_nothing(operand: Operand) -> bool:
+    """Whether it is `torch.tensor([])`, which may be joined to anything.
+
+    A piece without rows is not: other ranks have rows of it.
+    """
+    is_constant = operand.type.is_number and not operand.type.cut_dims
+    return is_constant and V not in operand.type.types and operand.shape == (0,)
 
 
 def stacked(op: Op, tensors: Any, dim: int = 0) -> TensorType:

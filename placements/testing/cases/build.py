@@ -150,16 +150,15 @@ class Builder:
 # Where the name in the table is not an attribute of Tensor, torch or functional, or where
 # most code reaches another form.
 _ELSEWHERE: dict[str, Function] = {
-    "special_expit": getattr(torch.special, "expit"),  # noqa: B009 (not in its stubs)
-    "special_entr": getattr(torch.special, "entr"),  # noqa: B009
-    "linalg_vector_norm": getattr(torch.linalg, "vector_norm"),  # noqa: B009
-    "linalg_norm": getattr(torch.linalg, "norm"),  # noqa: B009
     "log_sigmoid": F.logsigmoid,
-    **{name: attrgetter(name) for name in ("data", "T", "mT")},
+    **{name: attrgetter(name) for name in ("data", "T", "mT", "H", "mH", "real", "imag")},
     **{
         name: getattr(F, name)
         for name in "softmax log_softmax dropout alpha_dropout layer_norm rms_norm "
-        "embedding binary_cross_entropy_with_logits".split()
+        "embedding binary_cross_entropy_with_logits batch_norm instance_norm group_norm "
+        "adaptive_max_pool1d kl_div poisson_nll_loss hinge_embedding_loss soft_margin_loss "
+        "margin_ranking_loss cosine_embedding_loss triplet_margin_loss rrelu "
+        "cosine_similarity".split()
     },
     "where": torch.where,
 }
@@ -173,12 +172,25 @@ def function_of(name: str) -> Function:
         found = getattr(owner, name, None)
         if callable(found):
             return _on_clone(found) if is_in_place(name) else found
-    raise KeyError(name)
+    of_family = _of_family(name)
+    if of_family is None:
+        raise KeyError(name)
+    return of_family
+
+
+def _of_family(name: str) -> Function | None:
+    """Return torch.linalg.norm for linalg_norm."""
+    family, _, short = name.partition("_")
+    if family not in ("special", "linalg", "fft"):
+        return None
+    return getattr(getattr(torch, family), short, None)
 
 
 def is_callable(name: str) -> bool:
     owners = (torch.Tensor, torch, F)
-    return name in _ELSEWHERE or any(callable(getattr(o, name, None)) for o in owners)
+    if name in _ELSEWHERE or _of_family(name) is not None:
+        return True
+    return any(callable(getattr(o, name, None)) for o in owners)
 
 
 def is_in_place(name: str) -> bool:

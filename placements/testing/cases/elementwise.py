@@ -58,6 +58,18 @@ def with_number(b: Builder) -> OpCall:
     return b.call(b.pick(2, 3, 0))
 
 
+def mvlgamma(b: Builder) -> OpCall:
+    b.value(*b.shape(), positive=True)
+    fn = b.fn
+    return b.call(run=lambda x: fn(x + 2, 2))
+
+
+def polygamma(b: Builder) -> OpCall:
+    b.value(*b.shape(), positive=True)
+    fn, method = b.fn, not b.name.startswith("special")
+    return b.call(run=lambda x: fn(x, 1) if method else fn(1, x))
+
+
 def clamp(b: Builder) -> OpCall:
     shape = b.shape()
     b.value(*shape)
@@ -106,9 +118,12 @@ def quotient(b: Builder) -> OpCall:
 
 def where(b: Builder) -> OpCall:
     shape = b.shape()
-    b.mask(*b.under(shape))
+    form = b.pick("tensor", "number", "condition alone")
+    b.mask(*(shape if form == "condition alone" else b.under(shape)))
+    if form == "condition alone":
+        return b.call()
     b.value(*shape)
-    if b.pick(True, False):
+    if form == "tensor":
         b.value(*b.under(shape))
         return b.call()
     return b.call(b.pick(0.0, 1.0))
@@ -261,7 +276,8 @@ def roll(b: Builder) -> OpCall:
 
 def ordering(b: Builder) -> OpCall:
     shape = b.shape(1)
-    b.value(*shape)
+    ids = b.name == "sort" and b.pick(False, True)
+    b.value(*shape, dtype=torch.int64 if ids else torch.float64)
     if b.name == "msort":
         return b.call()
     if b.name in ("topk", "kthvalue"):

@@ -186,7 +186,7 @@ def pieces(b: Builder) -> OpCall:
     shape = b.shape(1)
     b.value(*shape)
     dim = b.dim(shape)
-    if b.name == "split_with_sizes":
+    if b.name.endswith("split_with_sizes"):
         first = b.number(0, shape[dim])
         return b.call([first, shape[dim] - first], dim)
     return b.call(b.some(3), dim)
@@ -252,8 +252,12 @@ def empty(b: Builder) -> OpCall:
 
 
 def counted(b: Builder) -> OpCall:
-    if b.name == "linspace":
+    if b.name in ("linspace", "logspace"):
         return b.call(0, 1, b.size())
+    if "indices" in b.name:
+        return b.call(b.size(), b.size())
+    if "freq" in b.name or "window" in b.name:
+        return b.call(b.some(4))
     return b.call(b.size()) if b.pick(True, False) or b.name == "eye" else b.call(1, 5, 2)
 
 

@@ -4,14 +4,14 @@ A form is drawn without a look at the checker. It counts if the line runs on one
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
 from placements.testing.forms.form import Form, run_line
 from placements.testing.forms.shapes import TEXTS
-from placements.testing.forms.signatures import Slot, signatures
-from placements.testing.forms.sizes import Sizes
+from placements.testing.forms.signatures import FormSlot, signatures
+from placements.testing.forms.sizes import DrawsSizes
 
 _DTYPES = ("torch.float64", "torch.float32", "torch.int64", "torch.bool")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
@@ -20,29 +20,37 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class _Drawing(Sizes):
+def _often(slot: FormSlot) -> float:
+    """How often a slot is given that has a default; most of these are refused."""
+    rare = slot.name in ("size_average", "reduce", "max_norm", "scale_grad_by_freq")
+    return 0.05 if rare else 0.35
+
+
+class _Drawing(DrawsSizes):
     """Draws one form of one signature."""
 
-    def flag(self, slot: Slot) -> str:
+    def flag(self, slot: FormSlot) -> str:
+        if self.is_odd and self.rng.random() < 0.2:
+            return self.rank()
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
-    def text(self, slot: Slot) -> str:
+    def text(self, slot: FormSlot) -> str:
         if self.op == "scatter":
             return self.rng.choice(("'add'", "'multiply'"))
         return repr(self.rng.choice(TEXTS.get(slot.name, ("sum",))))
 
-    def dtype_(self, slot: Slot) -> str:
+    def dtype_(self, slot: FormSlot) -> str:
         if self.op == "type" and self.rng.random() < 0.4:
             return self.rng.choice(
                 ("'torch.DoubleTensor'", "torch.LongTensor", "torch.FloatTensor")
             )
         return self.rng.choice(_DTYPES)
 
-    def device(self, slot: Slot) -> str:
+    def device(self, slot: FormSlot) -> str:
         return self.rng.choice(("'cpu'", "torch.device('cpu')"))
 
     def out(self) -> str:
-        """A tensor for `out=`, of the shape that the line has without it, or empty."""
+        """Draw a tensor for `out=`, of the shape that the line has without it, or empty."""
         try:
             made = run_line(self.form)
         except Exception:
@@ -53,22 +61,27 @@ class _Drawing(Sizes):
         letters = ""
         for size in made.shape:
             known = [
-                x for x, s in self.letter_sizes.items() if s == size and x not in letters
+                x
+                for x, s in self.letter_sizes.items()
+                if s == size and x.isalpha() and x not in letters
             ]
             letter = known[0] if known else chr(ord("a") + len(letters))
             self.letter_sizes[letter] = size
             letters += letter
         return self.operand(letters, made.dtype).name
 
-    def stored(self, slot: Slot) -> str:
+    def stored(self, slot: FormSlot) -> str:
         return self.number(slot) if self.rng.random() < 0.5 else self.tensor(slot)
 
-    def given(self, slot: Slot) -> str:
+    def given(self, slot: FormSlot) -> str:
         named = f"{slot.kind}_" if slot.kind in ("dtype", "int", "size") else slot.kind
-        draw: Callable[[Slot], str] = getattr(self, named)
+        draw: Callable[[FormSlot], str] = getattr(self, named)
+        self.is_odd = slot.name == self.about
         # Where a tensor may broadcast, a number may stand, and a tensor for a number.
         if slot.kind in ("tensor", "number", "int", "flag") and not slot.required:
             if self.rng.random() < 0.04:
+                if slot.kind == "flag":
+                    self.form.traits.add("None as flag")
                 return "None"
         return draw(slot)
 
@@ -77,7 +90,8 @@ class _Drawing(Sizes):
         slots = [
             slot
             for slot in signature.slots
-            if slot.kind != "never" and (slot.required or rng.random() < 0.35)
+            if slot.kind != "never"
+            and (slot.required or slot.name == self.about or rng.random() < _often(slot))
         ]
         if any(s.kind in ("tensor", "tensors") for s in slots):
             # Operands first, so that dims and sizes can be drawn from them.
@@ -96,7 +110,7 @@ class _Drawing(Sizes):
         self.form.line = self.spelled(slots, texts)
         return self.form
 
-    def spelled(self, slots: list[Slot], texts: Mapping[str, str]) -> str:
+    def spelled(self, slots: list[FormSlot], texts: Mapping[str, str]) -> str:
         signature, rng = self.signature, self.rng
         if signature.pattern:
             values = [texts[slot.name] for slot in slots]
@@ -137,12 +151,21 @@ class _Drawing(Sizes):
         return f"{head}({', '.join([*by_place, *named])})"
 
 
-def draw_form(rng: random.Random, op: str) -> Form:
-    """One call form of an op; whether it runs on one device is not known yet."""
+def draw_form(rng: random.Random, op: str, about: Collection[str] = ()) -> Form:
+    """One call form of an op; whether it runs on one device is not known yet.
+
+    `about` are names of one slot: it is always given, and mostly in an odd way. Without
+    them a third of the forms is about a slot that is drawn.
+    """
     ways = signatures(op)
     if not ways:
         raise ValueError(f"torch has no function, method or operator called {op!r}")
+    ways = [w for w in ways if any(s.name in about for s in w.slots)] or ways
     weights = [
         1 if way.head.startswith("torch.ops") or way.writes == "out" else 4 for way in ways
     ]
-    return _Drawing(rng, rng.choices(ways, weights=weights)[0]).draw()
+    way = rng.choices(ways, weights=weights)[0]
+    drawn = [s.name for s in way.slots if s.name in about]
+    if not about and way.slots and rng.random() < 0.33:
+        drawn = [rng.choice(way.slots).name]
+    return _Drawing(rng, way, drawn[0] if drawn else "").draw()

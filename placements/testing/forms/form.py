@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from placements.testing.forms.operands import Operand, varying
+from placements.testing.forms.operands import FormOperand, varying
 
 # What a line may name besides its operands.
 WORDS: dict[str, Any] = {
@@ -25,10 +25,13 @@ class Form:
     overload: str
     sizes: dict[str, int]
     line: str = ""
-    operands: dict[str, Operand] = field(default_factory=lambda: dict[str, Operand]())
+    operands: dict[str, FormOperand] = field(
+        default_factory=lambda: dict[str, FormOperand]()
+    )
     target: str = ""
     traits: set[str] = field(default_factory=lambda: set[str]())
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
+    never: str = ""  # why no program with this line can be right, if so
 
     @property
     def is_plain(self) -> bool:
@@ -46,9 +49,20 @@ class Form:
         axes = {a for x in self.operands.values() for a in varying(x.types)}
         return [axis for axis in self.sizes if axis in axes | self.rank_axes]
 
+    @property
+    def sized_apart(self) -> list[str]:
+        """The axes along which an operand has another shape at each place."""
+        axes = {
+            axis
+            for x in self.operands.values()
+            if len({value.shape for value in x.values.values()}) > 1
+            for axis in varying(x.types)
+        }
+        return [axis for axis in self.sizes if axis in axes]
+
 
 def run_line(form: Form) -> object:
-    """The value of a line on one device, at the first place of each axis."""
+    """Return the value of a line on one device, at the first place of each axis."""
     held = {
         name: next(iter(x.values.values())).clone() for name, x in form.operands.items()
     }

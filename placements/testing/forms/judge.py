@@ -21,7 +21,7 @@ from torch import Tensor
 from placements.runtime.errors import PlacementError
 from placements.testing.forms.form import Form
 from placements.testing.forms.operands import (
-    Operand,
+    FormOperand,
     Place,
     dual_types,
     join_value,
@@ -30,6 +30,7 @@ from placements.testing.forms.operands import (
     places,
     varying,
 )
+from placements.testing.forms.rounding import magnitudes, same, show
 from placements.testing.forms.runs import (
     Run,
     Runner,
@@ -37,22 +38,24 @@ from placements.testing.forms.runs import (
     run_on_ranks,
     source_of,
 )
-from placements.types.axis import AxisType, P, Shard
+from placements.types.axis import AxisType, P, Shard, V
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What became of a form.
 
     "invalid": the line does not run on one device. "accepted" and "refused" are right.
     "false": accepted with a type, value or gradient that is not true. "disagree": ranks
     accept and refuse, or infer different types. "crash": an exception from inside the
     checker. "torch": torch's own error on a rank, though the line runs on one device.
-    "nameless": refused for an argument that the message does not name.
+    "nameless": refused for an argument that the message does not name. `claims`: the
+    types of what is accepted say something on every axis; Varying does not.
     """
 
     kind: str
     detail: str = ""
+    claims: bool = False
 
     @property
     def fails(self) -> bool:
@@ -63,51 +66,59 @@ class False_(Exception):  # noqa: N801, N818
     """What was accepted is not true."""
 
 
-def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Verdict:
+def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Judgement:
     """Try a form; `run` is what runs it on the ranks."""
     try:
         code = compile(source_of(form), "<form>", "exec")
     except SyntaxError:
-        return Verdict("invalid", "syntax")
+        return Judgement("invalid", "syntax")
     meant = run_on_one_device(form, code)
     if meant is None:
-        return Verdict("invalid", "one device")
+        return Judgement("invalid", "one device")
     ranks = run(form, code)
     if ranks is None:
-        return Verdict("invalid", "undeclarable")
-    refused = [r for r in ranks.values() if r.error is not None]
-    for r in refused:
-        if not isinstance(r.error, PlacementError):
-            assert r.error is not None
-            return Verdict(
-                _whose(r.error), f"{type(r.error).__name__}: {_first_line(r.error)}"
-            )
-    if len(refused) == len(ranks):
-        nameless = re.search(r"\bargument \d", str(refused[0].error))
-        return Verdict("nameless" if nameless else "refused", _first_line(refused[0].error))
-    if refused and all(_by_sizes(r.error) for r in refused):
-        return Verdict("refused", _first_line(refused[0].error))
-    if refused:
-        return Verdict("disagree", f"some ranks refuse: {_first_line(refused[0].error)}")
+        return Judgement("invalid", "undeclarable")
+    errors = [r.error for r in ranks.values() if r.error is not None]
+    for error in errors:
+        if not isinstance(error, PlacementError):
+            return Judgement(_whose(error), f"{type(error).__name__}: {_first_line(error)}")
+    if not errors and form.never:
+        return Judgement("false", f"accepted, but {form.never}")
+    if errors:
+        said = _first_line(errors[0])
+        if not _agree_to_refuse(form, ranks):
+            return Judgement("disagree", f"some ranks refuse: {said}")
+        nameless = re.search(r"\bargument \d", str(errors[0]))
+        return Judgement("nameless" if nameless else "refused", said)
     try:
         if _judge_types(meant, ranks):
             for k in range(min(len(each.outputs) for each in ranks.values())):
                 _judge_values(form, meant, ranks, k)
             _judge_gradients(form, meant, ranks, rng)
     except _Disagree as error:
-        return Verdict("disagree", str(error))
+        return Judgement("disagree", str(error))
     except False_ as error:
-        return Verdict("false", str(error))
-    return Verdict("accepted", " ".join(map(str, next(iter(ranks.values())).types)))
+        return Judgement("false", str(error))
+    found = next(iter(ranks.values())).types
+    claims = not any(t is V for types in found if types for t in types.values())
+    return Judgement("accepted", " ".join(map(str, found)), claims)
 
 
-def _by_sizes(error: Exception | None) -> bool:
-    """Whether torch found on the rank that sizes do not fit.
+def _agree_to_refuse(form: Form, ranks: Mapping[Place, Run]) -> bool:
+    """Return whether ranks that know the same sizes refuse, or all accept.
 
-    The sizes of a Varying operand are known to its rank alone, and so are those of a piece
-    without rows to torch: such a line fails with a clear error where it does not fit.
+    The sizes of a Varying operand are known to its rank alone, so the line fails with a
+    clear error where they do not fit. Torch itself fails on pieces without rows, where it
+    fails at all.
     """
-    return "torch does not take these pieces" in str(error)
+    known = form.sized_apart
+    refused = {on(rank, known) for rank, run in ranks.items() if run.error is not None}
+    accepted = {on(rank, known) for rank, run in ranks.items() if run.error is None}
+    by_torch = all(
+        run.error is None or "torch does not take these pieces" in str(run.error)
+        for run in ranks.values()
+    )
+    return by_torch or not refused & accepted
 
 
 def _first_line(error: Exception | None) -> str:
@@ -115,7 +126,7 @@ def _first_line(error: Exception | None) -> str:
 
 
 def _whose(error: Exception) -> str:
-    """Whether an exception was raised inside the checker, or by torch's own op."""
+    """Return whether an exception was raised inside the checker, or by torch's own op."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     inside = "placements" in Path(last.filename).parts
@@ -171,6 +182,11 @@ def _judge_values(
     if any(run.draws for run in meant.values()):
         if any(t is P for t in said.values()) and "empty" not in form.op:
             raise False_(f"{text}, but it was drawn by each rank")
+        for axis in form.rank_axes:
+            if said[axis] is V or "empty" in form.op:
+                continue
+            if _differ_along(axis, meant, k):
+                raise False_(f"{text}, but each rank of {axis!r} draws in another way")
         if _free(form, said):
             return
         for where, value in joined.items():
@@ -183,7 +199,7 @@ def _judge_values(
         return
     if _free(form, said):
         return
-    summed = _magnitudes(held, said, form.sizes)
+    summed = magnitudes(held, said, form.sizes)
     for where, value in joined.items():
         for there, run in meant.items():
             if not _agree(where, there):
@@ -192,8 +208,19 @@ def _judge_values(
                 raise False_(f"{text}, but there are {len(run.outputs)} on one device")
             if not same(value, run.outputs[k].detach(), summed.get(where)):
                 raise False_(
-                    f"{text}: joined {_show(value)}, on one device {_show(run.outputs[k])}"
+                    f"{text}: joined {show(value)}, on one device {show(run.outputs[k])}"
                 )
+
+
+def _differ_along(axis: str, meant: Mapping[Place, Run], k: int) -> bool:
+    """Return whether ranks of an axis get different numbers of the same generator."""
+    firsts: dict[Place, Tensor] = {}
+    for where, run in meant.items():
+        rest = tuple(at for at in where if at[0] != axis)
+        found = run.outputs[k].detach()
+        if not same(found, firsts.setdefault(rest, found)):
+            return True
+    return False
 
 
 def _types(ranks: Mapping[Place, Run], k: int) -> dict[str, AxisType]:
@@ -203,7 +230,7 @@ def _types(ranks: Mapping[Place, Run], k: int) -> dict[str, AxisType]:
 
 
 def _free(form: Form, said: Mapping[str, AxisType]) -> bool:
-    """Whether a Varying result was made of pieces or summands: it claims nothing."""
+    """Return whether a Varying result was made of pieces or summands: it claims nothing."""
     pieces = {
         axis
         for x in form.operands.values()
@@ -218,46 +245,6 @@ def _agree(one: Place, other: Place) -> bool:
     return all(there.get(axis, at) == at for axis, at in one)
 
 
-def same(
-    value: Tensor,
-    expected: Tensor,
-    summed: Tensor | None = None,
-    computed_in: torch.dtype | None = None,
-) -> bool:
-    """Whether two tensors hold the same, up to the rounding of their dtype.
-
-    `computed_in` is the dtype of the computation, where it is not the tensors' own.
-    `summed` is the sum of the magnitudes of a Partial's summands. They may cancel, so the
-    rounding is theirs, and where one of them is not finite their sum says nothing.
-    """
-    if value.shape != expected.shape or value.dtype != expected.dtype:
-        return False
-    if not value.is_floating_point():
-        return torch.equal(value, expected)
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(
-        computed_in or value.dtype, 5e-2
-    )
-    if summed is not None:
-        off = (value - expected).abs() > tolerance * (1 + summed)
-        return not bool((off & summed.isfinite()).any())
-    return torch.allclose(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def _magnitudes(
-    held: Mapping[Place, Tensor], types: Mapping[str, AxisType], sizes: Mapping[str, int]
-) -> dict[Place, Tensor]:
-    """By place on Varying axes, the sums of magnitudes of what is Partial; else nothing."""
-    if P not in types.values() or not next(iter(held.values())).is_floating_point():
-        return {}
-    return join_value({rank: x.abs() for rank, x in held.items()}, types, sizes)
-
-
-def _show(x: Tensor) -> str:
-    text = str([number.item() for number in x.detach().flatten()[:6]])
-    kind = str(x.dtype).removeprefix("torch.")
-    return f"{kind}{list(x.shape)} {text}"
-
-
 def _judge_gradients(
     form: Form, meant: Mapping[Place, Run], ranks: Mapping[Place, Run], rng: random.Random
 ) -> None:
@@ -266,7 +253,7 @@ def _judge_gradients(
         return
     k = rng.randrange(min(len(each.outputs) for each in ranks.values()))
     said = _types(ranks, k)
-    if _free(form, said) or any(not run.outputs[k].requires_grad for run in meant.values()):
+    if _free(form, said) or not all(run.has_gradient(k) for run in meant.values()):
         return
     apart = form.apart
     shape = {
@@ -307,7 +294,7 @@ def _shape_at(meant: Mapping[Place, Run], where: Place, k: int) -> list[int]:
 
 def _judge_gradient(
     form: Form,
-    x: Operand,
+    x: FormOperand,
     said: Mapping[str, AxisType],
     gradients: Mapping[Place, Mapping[Place, Mapping[str, Tensor]]],
     held: Mapping[Place, Tensor],
@@ -321,7 +308,7 @@ def _judge_gradient(
         joined = join_value(held, types, form.sizes)
     except (ValueError, RuntimeError) as error:
         raise False_(f"{text} is {types} by its type, but {_first_line(error)}") from None
-    summed = _magnitudes(held, types, form.sizes)
+    summed = magnitudes(held, types, form.sizes)
     for where, value in joined.items():
         expected = torch.zeros_like(value)
         for place, by_place in gradients.items():
@@ -331,20 +318,20 @@ def _judge_gradient(
                         raise False_(f"{text} has shape {list(expected.shape)}")
                     expected = expected + each[x.name]
         if not same(value, expected, summed.get(where), dtype):
-            raise False_(f"{text}: joined {_show(value)}, on one device {_show(expected)}")
+            raise False_(f"{text}: joined {show(value)}, on one device {show(expected)}")
 
 
 def _gradients(run: Run, k: int, cotangent: Tensor) -> dict[str, Tensor]:
-    names = list(run.leaves)
-    found: list[Tensor | None] = [None] * len(names)
-    if run.outputs[k].requires_grad and names:
+    output, leaves = run.outputs[k], run.leaves
+    found: list[Tensor | None] = [None] * len(leaves)
+    if output.requires_grad and leaves:
         found = list(
             torch.autograd.grad(
-                run.outputs[k], [run.leaves[name] for name in names], cotangent,
+                output, list(leaves.values()), cotangent,
                 retain_graph=True, allow_unused=True,
             )
         )  # fmt: skip
     return {
-        name: torch.zeros_like(run.leaves[name]) if grad is None else grad.to_dense()
-        for name, grad in zip(names, found, strict=True)
+        name: torch.zeros_like(leaf) if grad is None else grad.to_dense()
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
     }

@@ -3,15 +3,21 @@
 import torch
 
 from placements.testing.forms.operands import place_value
-from placements.testing.forms.signatures import Slot
-from placements.testing.forms.tensors import Tensors
+from placements.testing.forms.signatures import FormSlot
+from placements.testing.forms.tensors import DrawsTensors
 
 
-class Numbers(Tensors):
+class DrawsNumbers(DrawsTensors):
     """Draws numbers, and sequences of numbers, besides operands."""
 
+    def way(self, weights: tuple[int, ...]) -> str:
+        """Draw how a number is written: mostly oddly in the slot that the form is about."""
+        ways = ("literal", "numpy", "tensor", "size", "rank")
+        odd = (20, 5, 25, 25, 25)
+        return self.rng.choices(ways, weights=odd if self.is_odd else weights)[0]
+
     def read_size(self, dim: int | None = None) -> str:
-        """A size read from an operand."""
+        """Return a size read from an operand."""
         x = self.sized()
         at = self.rng.randrange(-x.ndim, x.ndim) if dim is None else dim
         return self.rng.choice((f"{x.name}.shape[{at}]", f"{x.name}.size({at})"))
@@ -36,7 +42,7 @@ class Numbers(Tensors):
     def scalar_tensor(self, dtype: torch.dtype, domain: str = "") -> str:
         return self.operand("", dtype, domain).name
 
-    def number(self, slot: Slot) -> str:
+    def number(self, slot: FormSlot) -> str:
         rng = self.rng
         if slot.name in ("p", "dropout_p", "label_smoothing") and self.op != "norm":
             literal = rng.choice(("0.5", "0.0", "1.0", "0.25"))
@@ -44,9 +50,7 @@ class Numbers(Tensors):
             literal = rng.choice(("0.5", "1e-05", "0.125"))
         else:
             literal = rng.choice(("2", "3", "0.5", "-1", "1", "0", "True", "1.5"))
-        way = rng.choices(
-            ("literal", "numpy", "tensor", "size", "rank"), weights=(52, 16, 16, 11, 5)
-        )[0]
+        way = self.way((52, 16, 16, 11, 5))
         if way == "numpy":
             kind = rng.choice(("float32", "float64", "int64"))
             return f"np.{kind}({literal})"
@@ -65,9 +69,7 @@ class Numbers(Tensors):
 
     def integer(self, literal: int, trait: str = "size by position") -> str:
         rng = self.rng
-        way = rng.choices(
-            ("literal", "numpy", "tensor", "size", "rank"), weights=(70, 8, 8, 10, 4)
-        )[0]
+        way = self.way((70, 8, 8, 10, 4))
         if way == "numpy":
             return f"np.int64({literal})"
         if way == "tensor":
@@ -86,23 +88,22 @@ class Numbers(Tensors):
             return self.rank()
         return str(literal)
 
-    def int_(self, slot: Slot) -> str:
+    def int_(self, slot: FormSlot) -> str:
         rng = self.rng
-        if slot.name == "split_size_or_sections" and rng.random() < 0.5:
+        if slot.name in ("split_size_or_sections", "split_size") and rng.random() < 0.5:
             return self.split_sizes()
-        if slot.name == "ignore_index":
-            return str(rng.choice((-100, 0, 1)))
         pool = {
             "diagonal": (0, 1, -1, 2), "reduction": (0, 1, 2), "num_classes": (-1, 3, 5, 8),
             "decimals": (0, 1), "minlength": (0, 3, 9), "padding_idx": (0, 1, -1),
-            "correction": (0, 1),
+            "correction": (0, 1), "ignore_index": (-100, 0, 1),
+            "output_size": (1, 2, 3, 4, 6, 8, 12),
         }.get(slot.name, (0, 1, 1, 2, 2, 3, -1))  # fmt: skip
         return self.integer(rng.choice(pool))
 
-    def dim(self, slot: Slot) -> str:
+    def dim(self, slot: FormSlot) -> str:
         n = max(self.first.ndim if self.first else len(self.letters), 1)
         literal = self.rng.randrange(-n, n)
-        if self.rng.random() < 0.8:
+        if self.rng.random() < (0.4 if self.is_odd else 0.8):
             self.literal_dim = literal % n
             return str(literal)
         way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
@@ -110,9 +111,12 @@ class Numbers(Tensors):
             return f"np.int64({literal})"
         if way == "tensor":
             return self.integer(literal)
-        return "True" if way == "bool" else self.rank()
+        if way == "bool":
+            return "True"
+        self.form.never = "each rank means another dim"
+        return self.rank()
 
-    def dims(self, slot: Slot) -> str:
+    def dims(self, slot: FormSlot) -> str:
         n = max(self.first.ndim if self.first else len(self.letters), 1)
         one = self.rng.random()
         if one < 0.4:
@@ -120,17 +124,25 @@ class Numbers(Tensors):
         count = self.rng.randint(0 if one > 0.95 else 1, n)
         if self.op in ("permute", "movedim", "moveaxis"):
             count = n if self.op == "permute" else min(n, 2)
+            if self.op == "permute" and n > 1 and self.is_odd and self.rng.random() < 0.5:
+                return self.other_order(n)
         chosen = [d - self.rng.choice((0, 0, n)) for d in self.rng.sample(range(n), count)]
         return self.sequence([str(d) for d in chosen])
 
-    def repeats(self, slot: Slot) -> str:
+    def other_order(self, n: int) -> str:
+        """Write the dims in an order that rank 1 of an axis of two changes."""
+        self.form.never = "each rank means another dim"
+        rank = self.rank()
+        return self.sequence([rank, f"1 - {rank}", *map(str, range(2, n))])
+
+    def repeats(self, slot: FormSlot) -> str:
         n = max(len(self.letters), 1)
         count = n + self.rng.choice((0, 0, 1))
         return self.sequence(
             [self.integer(self.rng.choice((1, 2, 3))) for _ in range(count)]
         )
 
-    def ints(self, slot: Slot) -> str:
+    def ints(self, slot: FormSlot) -> str:
         rng = self.rng
         if slot.name == "pad":
             return self.sequence(
@@ -145,6 +157,9 @@ class Numbers(Tensors):
             return self.repeats(slot)
         if slot.name == "shifts":
             return rng.choice((self.integer(1), self.sequence([self.integer(1)]), "(1, 2)"))
+        if slot.name == "output_size":  # of a window: a number for each dim of 2d or 3d
+            count = next((int(x) for x in self.op if x in "123"), 2)
+            return self.sequence([self.integer(rng.randint(1, 3)) for _ in range(count)])
         if slot.name == "indices":
             return self.sequence(
                 [self.integer(k) for k in rng.choice(((1,), (1, 2), (0, 2)))]
@@ -156,5 +171,8 @@ class Numbers(Tensors):
     def split_sizes(self) -> str:
         letter = self.rng.choice(self.letters or "A")
         total = self.letter_sizes[letter]
+        if self.is_odd and self.rng.random() < 0.3:
+            rank = self.rank()
+            return self.sequence([rank, f"{total} - {rank}"])
         first = self.rng.randint(0, total)
         return self.sequence([self.integer(first), self.integer(total - first)])

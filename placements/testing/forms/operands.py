@@ -19,7 +19,7 @@ Place = tuple[tuple[str, int], ...]
 
 
 def places(sizes: Mapping[str, int], axes: Sequence[str]) -> Iterator[Place]:
-    """Every place on those axes, row-major in the order of the mesh."""
+    """Yield every place on those axes, row-major in the order of the mesh."""
     kept = [axis for axis in sizes if axis in axes]
     for place in product(*(range(sizes[axis]) for axis in kept)):
         yield tuple(zip(kept, place, strict=True))
@@ -34,7 +34,7 @@ def varying(types: Mapping[str, AxisType]) -> list[str]:
 
 
 @dataclass
-class Operand:
+class FormOperand:
     """A tensor of a form: by place on the axes where it is Varying, its global value."""
 
     name: str
@@ -42,6 +42,7 @@ class Operand:
     values: dict[Place, Tensor]
     locals: dict[Place, Tensor] = field(default_factory=lambda: dict[Place, Tensor]())
     index: Index | None = None
+    takes_gradient: bool = True  # torch takes some arguments only if they take none
 
     @property
     def ndim(self) -> int:
@@ -56,8 +57,12 @@ def place_value(
     types: Mapping[str, AxisType],
     sizes: Mapping[str, int],
     rng: random.Random,
+    natural: bool = False,
 ) -> dict[Place, Tensor]:
-    """Global values -> what each rank holds; a Partial's summands are drawn anew."""
+    """Global values -> what each rank holds; a Partial's summands are drawn anew.
+
+    Of `natural` numbers, no summand is negative.
+    """
     apart = varying(types)
     summed = [axis for axis, t in types.items() if t is P]
     cut = {axis: R if t is V or t is P else t for axis, t in types.items()}
@@ -69,7 +74,7 @@ def place_value(
         for summand in summands:
             part = rest
             if summand != summands[-1]:
-                part = _noise(value, rng)
+                part = _parts(rest, rng) if natural else _noise(value, rng)
                 rest = rest - part
             pieces = split(part, cut, sizes)
             for rank, piece in zip(ranks, pieces, strict=True):
@@ -79,8 +84,17 @@ def place_value(
 
 
 def _noise(like: Tensor, rng: random.Random) -> Tensor:
-    numbers = [rng.randint(-3, 4) for _ in range(like.numel())]
+    """Summands, mostly not whole, so that rounding them shows; their sums are exact."""
+    numbers: list[float] = [rng.randint(-3, 4) for _ in range(like.numel())]
+    if like.is_floating_point():
+        numbers = [number + rng.choice((0, 0.25, 0.5)) for number in numbers]
     return torch.tensor(numbers, dtype=like.dtype).reshape(like.shape)
+
+
+def _parts(whole: Tensor, rng: random.Random) -> Tensor:
+    """Summands of numbers that are not negative, which are not negative either."""
+    numbers = [rng.randint(0, int(number)) for number in whole.flatten()]
+    return torch.tensor(numbers, dtype=whole.dtype).reshape(whole.shape)
 
 
 def join_value(
@@ -129,9 +143,14 @@ class Types:
         self.every = rng.random() < 0.5
         self.order = rng.sample(list(sizes), len(sizes))
         self.count = 0
+        self.strays = 0.06
 
-    def draw(self, letters: str, shape: Sequence[int]) -> dict[str, AxisType]:
+    def draw(
+        self, letters: str, shape: Sequence[int], is_odd: bool = False
+    ) -> dict[str, AxisType]:
+        """Return the types of one operand; an odd one mostly does not follow the themes."""
         self.count += 1
+        self.strays = 0.5 if is_odd else 0.06
         made: dict[str, AxisType] = {}
         left = list(shape)
         for axis in self.order:
@@ -140,7 +159,7 @@ class Types:
 
     def _axis(self, axis: str, letters: str, left: list[int]) -> AxisType:
         theme, rng = self.themes[axis], self.rng
-        if rng.random() < 0.06:
+        if rng.random() < self.strays:
             theme = "any"
         if theme == "any":
             theme = rng.choice("RIVPSS")

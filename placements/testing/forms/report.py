@@ -1,10 +1,12 @@
 """Runs many forms of many ops, counts what became of them, and shows what fails."""
 
+import multiprocessing
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from placements._torch import require
 from placements.testing.forms.draw import draw_form
 from placements.testing.forms.form import Form
-from placements.testing.forms.judge import Verdict, judge
+from placements.testing.forms.judge import Judgement, judge
 from placements.testing.forms.operands import places
 from placements.testing.forms.runs import source_of
 from placements.testing.forms.signatures import signatures
@@ -22,7 +24,7 @@ ATTEMPTS = 40  # lines drawn for one that runs on one device
 
 
 @dataclass(frozen=True)
-class Failure:
+class FormFailure:
     """A form that breaks the law."""
 
     op: str
@@ -44,16 +46,18 @@ class Failure:
 
 
 @dataclass
-class Tally:
+class FormTally:
     """What became of the forms of one op.
 
-    `plain` are the forms without a trait that is a reason to refuse them though they may
-    be right, `plain_accepted` those of them that are accepted and true, and `by_trait` the
-    refused forms of each trait.
+    `claimed` are the accepted forms whose types say something on every axis, which Varying
+    does not. `plain` are the forms without a trait that is a reason to refuse them though
+    they may be right, `plain_accepted` those of them that are accepted and true, and
+    `by_trait` the refused forms of each trait.
     """
 
     forms: int = 0
     accepted: int = 0
+    claimed: int = 0
     refused: int = 0
     plain: int = 0
     plain_accepted: int = 0
@@ -65,8 +69,8 @@ class Tally:
 class Report:
     """Counts by op, and all failures."""
 
-    tallies: dict[str, Tally] = field(default_factory=lambda: dict[str, Tally]())
-    failures: list[Failure] = field(default_factory=lambda: list[Failure]())
+    tallies: dict[str, FormTally] = field(default_factory=lambda: dict[str, FormTally]())
+    failures: list[FormFailure] = field(default_factory=lambda: list[FormFailure]())
 
     def add(self, other: "Report") -> None:
         self.tallies |= other.tallies
@@ -88,66 +92,97 @@ class Report:
             "refused without a name": kinds.count("nameless"),
         }
 
+    def summary(self) -> str:
+        return "\n".join(f"{count:8} {name}" for name, count in self.counts().items())
+
     def __str__(self) -> str:
-        counts = "\n".join(f"{count:8} {name}" for name, count in self.counts().items())
-        return "\n".join([*map(str, self.failures), counts])
+        return "\n".join([*map(str, self.failures), self.summary()])
 
 
-def run(ops: Iterable[str], forms: int, seed: int = 0, only: int | None = None) -> Report:
+def run(
+    ops: Iterable[str], forms: int, seed: int = 0, about: Collection[str] = ()
+) -> Report:
     """Try `forms` call forms of each op; the same seed draws the same forms."""
-    require("drawing")
     report = Report()
+    for found in reports(ops, forms, seed, about=about):
+        report.add(found)
+    return report
+
+
+def reports(
+    ops: Iterable[str],
+    forms: int,
+    seed: int,
+    only: int | None = None,
+    jobs: int = 1,
+    about: Collection[str] = (),
+) -> Iterator[Report]:
+    """Yield a report of each op as soon as there is one; `jobs` processes share the ops."""
+    one_op = partial(run_op, forms=forms, seed=seed, only=only, about=about)
+    if jobs == 1:
+        yield from map(one_op, ops)
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            yield from pool.imap(one_op, ops)
+
+
+def run_op(
+    op: str, forms: int, seed: int, only: int | None, about: Collection[str]
+) -> Report:
+    """Try `forms` call forms of one op, or form `only` alone."""
+    require("drawing")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for op in ops:
-                _run_op(op, forms, seed, only, report)
+            return _run_op(op, range(forms) if only is None else [only], seed, about)
     finally:
         torch.set_num_threads(threads)
-    return report
 
 
-def _run_op(op: str, forms: int, seed: int, only: int | None, report: Report) -> None:
-    tally = report.tallies[op] = Tally()
+def _run_op(op: str, numbers: Iterable[int], seed: int, about: Collection[str]) -> Report:
+    tally = FormTally()
+    report = Report({op: tally})
     if not signatures(op):
-        return
-    for number in range(forms) if only is None else [only]:
+        return report
+    for number in numbers:
         # What becomes of one form leaves the numbers of the others alone.
         rng = random.Random(f"{seed}:{op}:{number}")
         torch.default_generator.manual_seed(number)
         for _ in range(ATTEMPTS):
-            form = draw_form(rng, op)
-            verdict = judge(form, random.Random(number))
-            if verdict.kind != "invalid":
-                _count(tally, form, verdict)
-                if verdict.fails:
-                    report.failures.append(_failure(form, verdict, number, seed))
+            form = draw_form(rng, op, about)
+            judgement = judge(form, random.Random(number))
+            if judgement.kind != "invalid":
+                _count(tally, form, judgement)
+                if judgement.fails:
+                    report.failures.append(_failure(form, judgement, number, seed))
                 break
+    return report
 
 
-def _count(tally: Tally, form: Form, verdict: Verdict) -> None:
+def _count(tally: FormTally, form: Form, judgement: Judgement) -> None:
     tally.forms += 1
     tally.overloads.add(form.overload)
     plain = form.is_plain
     tally.plain += plain
-    if verdict.kind == "accepted":
+    if judgement.kind == "accepted":
         tally.accepted += 1
+        tally.claimed += judgement.claims
         tally.plain_accepted += plain
-    if verdict.kind == "refused":
+    if judgement.kind == "refused":
         tally.refused += 1
         tally.by_trait.update(form.traits)
 
 
-def _failure(form: Form, verdict: Verdict, number: int, seed: int) -> Failure:
+def _failure(form: Form, judgement: Judgement, number: int, seed: int) -> FormFailure:
     operands = ", ".join(
         f"{x.name} {list(next(iter(x.values.values())).shape)} {_types(x.types)}"
         for x in form.operands.values()
     )
-    return Failure(
-        form.op, number, seed, verdict.kind, verdict.detail, form.line, operands,
-        str(form.sizes), snippet(form, verdict),
+    return FormFailure(
+        form.op, number, seed, judgement.kind, judgement.detail, form.line, operands,
+        str(form.sizes), snippet(form, judgement),
     )  # fmt: skip
 
 
@@ -155,13 +190,13 @@ def _types(types: object) -> str:
     return str(types).replace("'", "")
 
 
-def snippet(form: Form, verdict: Verdict) -> str:
+def snippet(form: Form, judgement: Judgement) -> str:
     """Python that does the same on each rank, to be pasted into a file."""
     lines = [
         "import math, numpy as np, torch, torch.nn.functional as F",
         "from torch import nn, tensor",
         "from placements import *",
-        f"# {verdict.kind}: {verdict.detail}",
+        f"# {judgement.kind}: {judgement.detail}",
     ]
     for x in form.operands.values():
         for where, value in x.values.items():

@@ -19,7 +19,8 @@ from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
 from placements.testing.forms.form import WORDS, Form
 from placements.testing.forms.operands import Place, places
-from placements.types.axis import AxisType
+from placements.types.axis import AxisType, Shard
+from placements.types.index import Index
 from placements.types.mesh import Mesh
 
 
@@ -35,12 +36,17 @@ class Run:
     error: Exception | None = None
     draws: bool = False
 
+    def has_gradient(self, output: int) -> bool:
+        """Torch marks whole numbers too, after a float was written into them."""
+        x = self.outputs[output]
+        return x.requires_grad and x.is_floating_point()
+
 
 Runner = Callable[[Form, CodeType], "dict[Place, Run] | None"]
 
 
 def source_of(form: Form) -> str:
-    """The line as a statement that leaves what it made in `result`."""
+    """Return the line as a statement that leaves what it made in `result`."""
     if form.overload == "subscript" and form.op == "__setitem__":
         return f"{form.line}\nresult = {form.target}"
     if any(
@@ -60,12 +66,14 @@ def _tensors(result: Any) -> list[Tensor]:
     return []
 
 
-def _prepared(held: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _prepared(
+    form: Form, held: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Leaves that want gradients, and copies that a line may write to."""
     leaves: dict[str, Tensor] = {}
     given: dict[str, Tensor] = {}
     for name, value in held.items():
-        if value.is_floating_point():
+        if value.is_floating_point() and form.operands[name].takes_gradient:
             leaves[name] = value.detach().clone().requires_grad_()
             given[name] = leaves[name].clone()
         else:
@@ -82,15 +90,19 @@ def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
 
 
 def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
-    """The line on the global values, at each place where it differs; None: it raises."""
+    """Run the line on the global values, at each place that matters; None: it raises.
+
+    Where it draws numbers, all places draw the same.
+    """
     made: dict[Place, Run] = {}
+    before = torch.get_rng_state()
     for where in places(form.sizes, form.apart):
         held = {name: x.value_at(where) for name, x in form.operands.items()}
-        leaves, given = _prepared(held)
+        leaves, given = _prepared(form, held)
         at = dict(where)
         mesh = SimpleNamespace(coordinate=at)
         names = {**WORDS, **given, "axis_rank": at.get, "current_mesh": lambda m=mesh: m}
-        before = torch.get_rng_state()
+        torch.set_rng_state(before)
         try:
             exec(code, names)
             outputs = _outputs(form, names)
@@ -104,13 +116,13 @@ def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
 
 
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
-    """The line on every rank of the mesh, checked; None: an operand cannot be declared."""
+    """Run the line, checked, on every rank; None if an operand cannot be declared."""
     made: dict[Place, Run] = {}
     with typecheck():
         for rank in places(form.sizes, list(form.sizes)):
             held = {name: x.locals[rank] for name, x in form.operands.items()}
             with unseen():
-                leaves, given = _prepared(held)
+                leaves, given = _prepared(form, held)
             with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
                 try:
                     for name, x in form.operands.items():
@@ -124,8 +136,9 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
                 run = made[rank] = Run(leaves=leaves)
                 try:
                     exec(code, names)
-                    run.outputs = _outputs(form, names)
-                    run.types = [_said(x) for x in run.outputs]
+                    outputs = _outputs(form, names)
+                    run.types = [_said(x) for x in outputs]
+                    run.outputs = [_counted_over_all(x, dict(rank)) for x in outputs]
                 except Exception as error:
                     run.error = error
     return made
@@ -134,6 +147,19 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
 def _said(x: Tensor) -> dict[str, AxisType] | None:
     known = type_of(x)
     return None if known is None else dict(known)
+
+
+def _counted_over_all(x: Tensor, rank: Mapping[str, int]) -> Tensor:
+    """Numbers of own rows as one device numbers these rows: that is what they mean."""
+    known = type_of(x)
+    domain = known.index if known is not None else None
+    if known is None or not isinstance(domain, Index):
+        return x
+    with unseen():
+        for axis, extent in reversed(domain.cuts):
+            if isinstance(known[axis], Shard):
+                x = extent.to_global(x, rank[axis])
+    return x
 
 
 _meshes: dict[tuple[tuple[tuple[str, int], ...], Place], Mesh] = {}

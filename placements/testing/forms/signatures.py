@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import schemas_of
+from placements.testing.forms.shapes import BY_NAME
 
 
 @dataclass(frozen=True)
-class Slot:
+class FormSlot:
     """One argument of a signature; `kind` says what is drawn for it."""
 
     name: str
@@ -28,7 +29,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Signature:
+class FormSignature:
     """One way to call an op.
 
     `head` is what stands before the arguments: `torch.sum`, or `.sum` of a method. An
@@ -39,7 +40,7 @@ class Signature:
     op: str
     overload: str
     head: str
-    slots: tuple[Slot, ...]
+    slots: tuple[FormSlot, ...]
     pattern: str = ""
     writes: str = ""
 
@@ -51,6 +52,8 @@ class Signature:
 # Arguments of the interpreter's own overloads (of numbers, strings, lists), which share
 # names with ops of tensors.
 _OF_SCRIPTS = {"a", "b", "l", "list", "s", "key"}
+# Arguments by which a form without tensors is known to make one.
+_OF_FACTORIES = {"size", "end", "n", "window_length", "row"}
 _OF_OTHERS = (
     "complex",
     "Dict",
@@ -62,9 +65,7 @@ _OF_OTHERS = (
 )
 _NEVER_GIVEN = {
     "layout", "memory_format", "pin_memory", "generator", "non_blocking", "copy",
-    "size_average",
-    "reduce", "_stacklevel", "sparse", "scale_grad_by_freq", "max_norm", "names",
-    "requires_grad",
+    "_stacklevel", "sparse", "names", "requires_grad",
     "path", "cudnn_enable", "implicit", "process_group", "async", "input_scale",
 }  # fmt: skip
 _DIMS = {
@@ -87,8 +88,8 @@ _MASKS = {"mask", "condition"}
 def _kind(name: str, torch_type: str, op: str) -> str:
     if name in ("dtype", "out_dtype"):
         return "dtype"
-    if name in _NEVER_GIVEN and (name, torch_type) != ("reduce", "str"):
-        return "never"
+    if name in _NEVER_GIVEN or (name == "dilation" and op.startswith("max_pool3d")):
+        return "never"  # torch's max_pool3d with dilation corrupts memory
     kind = _KINDS.get(torch_type, "never")
     if kind == "tensor" and (name in _INDICES or (name, op) == ("target", "nll_loss")):
         return "index"
@@ -109,16 +110,18 @@ def _is_of_tensors(schema: Any) -> bool:
     names = {str(a.name) for a in schema.arguments}
     types = [str(a.type) for a in schema.arguments]
     plain = {str(a.name) for a in schema.arguments if str(a.type) != "Tensor"}
+    if "fft_" in str(schema.name):
+        plain -= {"s"}  # the sizes of fft2
     if plain & _OF_SCRIPTS or any(bad in t for t in types for bad in _OF_OTHERS):
         return False
     if "names" in names or any("Dimname" in t for t in types):
         return False
-    return any("Tensor" in t for t in types) or bool(names & {"size", "end", "n"})
+    return any("Tensor" in t for t in types) or bool(names & _OF_FACTORIES)
 
 
-def _slots_of(schema: Any, op: str) -> tuple[Slot, ...]:
+def _slots_of(schema: Any, op: str) -> tuple[FormSlot, ...]:
     return tuple(
-        Slot(
+        FormSlot(
             str(a.name),
             _kind(str(a.name), str(a.type), op),
             not a.has_default_value(),
@@ -128,8 +131,8 @@ def _slots_of(schema: Any, op: str) -> tuple[Slot, ...]:
     )
 
 
-def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
-    """Where torch has a function or method of that name that takes a schema's arguments."""
+def _heads(name: str, slots: tuple[FormSlot, ...]) -> list[str]:
+    """Return where torch has a function or method that takes a schema's arguments."""
     # torch.ops takes a tensor of one element for the number of a dtype.
     heads = [f"torch.ops.aten.{name}"] if name not in ("to", "view") else []
     if name == "_grouped_mm":
@@ -151,15 +154,20 @@ def _heads(name: str, slots: tuple[Slot, ...]) -> list[str]:
             and not isinstance(found, type)
         ):
             heads.append(f"{home}.{name}")
-    for family, module in (("special", torch.special), ("linalg", torch.linalg)):
+    for family, module in _FAMILIES:
         short = name.removeprefix(f"{family}_")
         if short != name and hasattr(module, short):
             heads.append(f"torch.{family}.{short}")
     return heads
 
 
-def _from_schemas(op: str) -> list[Signature]:
-    found: list[Signature] = []
+_FAMILIES: tuple[tuple[str, Any], ...] = (
+    ("special", torch.special), ("linalg", torch.linalg), ("fft", torch.fft),
+)  # fmt: skip
+
+
+def _from_schemas(op: str) -> list[FormSignature]:
+    found: list[FormSignature] = []
     for name in (op, f"{op}_"):
         if name.startswith("__"):
             continue
@@ -176,59 +184,41 @@ def _from_schemas(op: str) -> list[Signature]:
             outputs = [
                 s for s in slots if s.keyword_only and s.required and s.name != "out"
             ]
-            if any(s.kind == "tensor" for s in outputs):
+            if any(s.kind in ("tensor", "index") for s in outputs):
                 continue  # several out= tensors, spelled as a tuple: not drawn
             heads = _heads(name, slots)
             if writes == "out":
                 heads = [h for h in heads if not h.startswith(".")]
-            found += [Signature(op, overload, head, slots, writes=writes) for head in heads]
+            found += [
+                FormSignature(op, overload, head, slots, writes=writes) for head in heads
+            ]
     return found
 
 
-_ANNOTATED = {
-    "Tensor": "Tensor", "Optional[torch.Tensor]": "Tensor", "int": "int", "float": "float",
-    "bool": "bool", "str": "str", "List[int]": "List[int]",
-}  # fmt: skip
-_BY_NAME = {
-    "tensor": "Tensor", "input": "Tensor", "self": "Tensor", "other": "Tensor",
-    "weight": "Tensor",
-    "target": "Tensor", "bias": "Tensor", "mat_a": "Tensor", "mat_b": "Tensor",
-    "offs": "Tensor",
-    "pos_weight": "Tensor", "split_size": "int", "sizes": "List[int]", "dim": "int",
-    "p": "number",
-    "dims": "List[int]", "keepdim": "bool", "pad": "List[int]",
-    "split_size_or_sections": "int",
-    "eps": "float", "value": "float", "mode": "str", "reduction": "str",
-    "descending": "bool",
-    "k": "int", "shape": "List[int]", "ord": "number", "alpha": "float", "beta": "float",
-    "inplace": "bool", "training": "bool", "a": "float", "b": "float", "mean": "float",
-    "std": "float", "gain": "float", "nonlinearity": "str", "normalized_shape": "List[int]",
-    "threshold": "float", "label_smoothing": "float", "ignore_index": "int",
-    "delta": "float",
-    "stable": "bool", "negative_slope": "float", "min_val": "float", "max_val": "float",
-    "padding_idx": "int",
-}  # fmt: skip
+# What a stand-in says that no schema does, by name alone: `x.nonzero(as_tuple=True)`.
+_ONLY_IN_PYTHON = {"as_tuple"}
 
 
-def _python_slots(signature: inspect.Signature, op: str) -> tuple[Slot, ...]:
-    slots: list[Slot] = []
+def _python_slots(signature: inspect.Signature, op: str) -> tuple[FormSlot, ...]:
+    slots: list[FormSlot] = []
     for p in signature.parameters.values():
         if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             continue
-        torch_type = _BY_NAME.get(p.name, "")
+        torch_type = BY_NAME.get(p.name, "")
         kind = _kind(p.name, torch_type, op)
         if op in ("cross_entropy", "nll_loss") and p.name == "target":
             kind = "index"
         if op == "embedding" and p.name == "input":
             kind = "index"
         required = p.default is p.empty
-        slots.append(Slot(p.name, kind, required, p.kind is p.KEYWORD_ONLY))
+        by_name = p.kind is p.KEYWORD_ONLY or p.name in _ONLY_IN_PYTHON
+        slots.append(FormSlot(p.name, kind, required, by_name))
     return tuple(slots)
 
 
-def _from_python(op: str) -> list[Signature]:
+def _from_python(op: str) -> list[FormSignature]:
     """Functions written in Python, and methods that only `torch.overrides` knows."""
-    found: list[Signature] = []
+    found: list[FormSignature] = []
     stand_ins = _stand_ins()
     homes: list[tuple[str, Any]] = [
         ("torch", torch),
@@ -243,7 +233,10 @@ def _from_python(op: str) -> list[Signature]:
                 continue
             if inspect.isfunction(function):
                 given = inspect.signature(function)
-            elif home == "" and function in stand_ins and not schemas_of(name):
+            elif function in stand_ins and (
+                (home == "" and not schemas_of(name))
+                or _says_more(name, inspect.signature(stand_ins[function]))
+            ):
                 given = inspect.signature(stand_ins[function])
             else:
                 continue
@@ -254,9 +247,14 @@ def _from_python(op: str) -> list[Signature]:
                 slots = ()
             writes = slots[0].name if name.endswith("_") and slots else ""
             found.append(
-                Signature(op, f"{home}.{name}", f"{home}.{name}", slots, writes=writes)
+                FormSignature(op, f"{home}.{name}", f"{home}.{name}", slots, writes=writes)
             )
     return found
+
+
+def _says_more(name: str, given: inspect.Signature) -> bool:
+    known = {str(a.name) for schema in schemas_of(name) for a in schema.arguments}
+    return bool(given.parameters.keys() & _ONLY_IN_PYTHON - known)
 
 
 @cache
@@ -287,42 +285,50 @@ _OPERATORS: dict[str, tuple[str, ...]] = {
     "__xor__": ("{0} ^ {1}",), "__rxor__": ("{1} ^ {0}",), "__lshift__": ("{0} << {1}",),
     "__rshift__": ("{0} >> {1}",), "bitwise_left_shift": ("{0} << {1}",),
     "bitwise_right_shift": ("{0} >> {1}",), "T": ("{0}.T",), "mT": ("{0}.mT",),
+    "H": ("{0}.H",), "mH": ("{0}.mH",), "real": ("{0}.real",), "imag": ("{0}.imag",),
     "data": ("{0}.data",), "float": ("{0}.float()",),
 }  # fmt: skip
 
-_SELF = Slot("self", "tensor", True)
-_OTHER = Slot("other", "number", True)
-_OTHER_TENSOR = Slot("other", "tensor", True)
+_SELF = FormSlot("self", "tensor", True)
+_OTHER = FormSlot("other", "number", True)
+_OTHER_TENSOR = FormSlot("other", "tensor", True)
 
 
-def _operators(op: str) -> list[Signature]:
-    found: list[Signature] = []
-    for pattern in _OPERATORS.get(op, ()):
+def _operators(op: str) -> list[FormSignature]:
+    found: list[FormSignature] = []
+    patterns = _OPERATORS.get(op, ())
+    if op.startswith("__"):
+        # Python tries the reversed method last, so an operator rarely reaches it.
+        given = "{1}" if any("{1}" in pattern for pattern in patterns) else ""
+        patterns = (*patterns, f"{{0}}.{op}({given})")
+    for pattern in patterns:
         writes = "self" if "= {1}" in pattern and pattern[4] not in "=!<>" else ""
-        seconds = [_OTHER_TENSOR] if "@" in pattern else [_OTHER, _OTHER_TENSOR]
+        seconds = [_OTHER_TENSOR] if "matmul" in op else [_OTHER, _OTHER_TENSOR]
         if "{1}" not in pattern:
-            found.append(Signature(op, pattern, "", (_SELF,), pattern, writes))
+            found.append(FormSignature(op, pattern, "", (_SELF,), pattern, writes))
             continue
         found += [
-            Signature(op, pattern, "", (_SELF, second), pattern, writes)
+            FormSignature(op, pattern, "", (_SELF, second), pattern, writes)
             for second in seconds
         ]
     return found
 
 
 @cache
-def signatures(op: str) -> tuple[Signature, ...]:
-    """All ways to call an op that torch offers, the same order each time."""
+def signatures(op: str) -> tuple[FormSignature, ...]:
+    """Return all ways to call an op that torch offers, the same order each time."""
     if op in ("__getitem__", "__setitem__"):
         pattern = "{0}[{1}]" if op == "__getitem__" else "{0}[{1}] = {2}"
-        slots = (_SELF, Slot("subscript", "subscript", True))
+        slots = (_SELF, FormSlot("subscript", "subscript", True))
         if op == "__setitem__":
-            slots = (*slots, Slot("value", "stored", True))
+            slots = (*slots, FormSlot("value", "stored", True))
         writes = "self" if op == "__setitem__" else ""
-        return (Signature(op, "subscript", "", slots, pattern, writes),)
+        return (FormSignature(op, "subscript", "", slots, pattern, writes),)
     if op == "einsum":
         return (
-            Signature(op, "einsum", "torch.einsum", (Slot("equation", "equation", True),)),
+            FormSignature(
+                op, "einsum", "torch.einsum", (FormSlot("equation", "equation", True),)
+            ),
         )
     every = [*_operators(op), *_from_schemas(op), *_from_python(op)]
     # A generator of one's own that must be given is not drawn.

@@ -2,28 +2,31 @@
 
 import torch
 
-from placements.testing.forms.numbers import Numbers
-from placements.testing.forms.signatures import Slot
+from placements.testing.forms.numbers import DrawsNumbers
+from placements.testing.forms.signatures import FormSlot
 
 
-class Sizes(Numbers):
+class DrawsSizes(DrawsNumbers):
     """Draws sizes and subscripts, besides numbers and operands."""
 
     def one_size(self, letter: str) -> str:
-        """The size of a letter, as a plain number or read from an operand that has it."""
+        """Write the size of a letter, as a number or read from an operand that has it."""
         size = self.letter_sizes[letter]
         if self.rng.random() < 0.5:
             for x in self.form.operands.values():
                 shape = next(iter(x.values.values())).shape
                 if size in shape:
                     at = list(shape).index(size)
+                    if (x.name, at) in self.sizes_read:
+                        self.form.traits.add("size twice")
+                    self.sizes_read.add((x.name, at))
                     return self.rng.choice(
                         (f"{x.name}.shape[{at}]", f"{x.name}.size({at})")
                     )
         self.form.traits.add("plain size")
         return f"np.int64({size})" if self.rng.random() < 0.05 else str(size)
 
-    def size_(self, slot: Slot) -> str:
+    def size_(self, slot: FormSlot) -> str:
         rng = self.rng
         letters = list(self.letters)
         if slot.name == "normalized_shape":
@@ -31,6 +34,8 @@ class Sizes(Numbers):
             if rng.random() < 0.2:
                 return f"{self.sized().name}.shape[-{len(letters)}:]"
         if rng.random() < 0.15:
+            if slot.name == "stride":
+                self.form.traits.add("size as value")
             return f"{self.sized().name}.shape"
         if self.op in ("view", "reshape", "unflatten") and self.first is not None:
             return self.viewed(letters)
@@ -80,7 +85,7 @@ class Sizes(Numbers):
             texts[rng.randrange(len(texts))] = "-1"
         return self.sequence(texts)
 
-    def subscript(self, slot: Slot) -> str:
+    def subscript(self, slot: FormSlot) -> str:
         rng = self.rng
         n = self.first.ndim if self.first else 1
         items: list[str] = []
@@ -108,24 +113,29 @@ class Sizes(Numbers):
             elif way < 10:
                 items.append(rng.choice(("True", "False", "np.True_")))
             elif way < 12:
-                domain = size if rng.random() < 0.7 else None
                 letters = rng.choice(("", "A", self.letters[:1], self.letters[:2]))
                 self.letter_sizes.setdefault("A", 2)
-                items.append(
-                    self.operand(letters, torch.int64, f"rows:{size}", domain).name
-                )
+                items.append(self.rows_of(letters, size))
             elif way < 13:
                 items.append(self.operand(self.letters[d : d + 1], torch.bool).name)
             elif way < 14:
                 flags = ", ".join(str(rng.random() < 0.5) for _ in range(size))
                 items.append(f"[{flags}]")
+            elif way < 15:
+                items.append(self.own_rows(d))
             else:
                 items.append(":")
+        odd = ("(", "range", "np.array", "True", "False", "np.True_")
+        if any(item.startswith(odd) for item in items) or items.count("...") > 1:
+            self.form.traits.add("unknown subscript")
         if len(items) == 1 and rng.random() < 0.7:
             return items[0]
         joined = ", ".join(items)
         if not items:
-            return rng.choice(("()", "...", "None", "True"))
+            only = rng.choice(("()", "...", "None", "True"))
+            if only == "True":
+                self.form.traits.add("unknown subscript")
+            return only
         return f"{joined}," if len(items) == 1 else joined
 
     def piece_of(self, size: int) -> str:

@@ -17,7 +17,7 @@ from placements.types.mesh import Mesh
 
 # Ops that keep a number: they move elements, or make another number of it.
 KEEP_NUMBERS = frozenset(
-    "neg negative positive clone contiguous detach data to type_as view reshape view_as "
+    "neg negative positive clone contiguous detach to type_as view reshape view_as "
     "reshape_as flatten ravel unflatten permute transpose swapaxes swapdims t T mT adjoint "
     "movedim moveaxis squeeze unsqueeze expand broadcast_to expand_as div __getitem__ "
     "repeat repeat_interleave dropout".split()

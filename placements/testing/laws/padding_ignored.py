@@ -86,7 +86,7 @@ class PaddedCall:
 
 
 @dataclass
-class Run:
+class PaddedRun:
     """One run: inputs, results and their types."""
 
     inputs: list[Tensor]
@@ -116,7 +116,7 @@ def _inputs(padded: PaddedCall, content: int) -> list[Tensor]:
     ]
 
 
-def _run(padded: PaddedCall, content: int) -> Run:
+def _run(padded: PaddedCall, content: int) -> PaddedRun:
     inputs = _inputs(padded, content)
     torch.default_generator.manual_seed(padded.seed)
     with set_current_mesh(ALONE), typecheck():
@@ -127,7 +127,7 @@ def _run(padded: PaddedCall, content: int) -> Run:
         types = [type_of(output) for output in outputs]
     found = [t for t in types if t is not None]
     assert len(found) == len(types), f"{padded!r}: a result without a type"
-    return Run(inputs, outputs, found)
+    return PaddedRun(inputs, outputs, found)
 
 
 def _check_result(
@@ -145,7 +145,7 @@ def _check_result(
     check_value(what, found[0][valid], found[1][valid])
 
 
-def _gradients(padded: PaddedCall, run: Run, content: int) -> list[Tensor | None]:
+def _gradients(padded: PaddedCall, run: PaddedRun, content: int) -> list[Tensor | None]:
     cotangents: list[Tensor] = []
     for k, (output, t) in enumerate(zip(run.outputs, run.types, strict=True)):
         drawn, other = (

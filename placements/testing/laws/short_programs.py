@@ -16,7 +16,7 @@ from placements.collectives import redistribute
 from placements.runtime.mesh import current_mesh
 from placements.testing.compare.case import check_spmd_case
 from placements.testing.draw.whole_numbers import numbers, seeded
-from placements.testing.programs import FLOAT, Form, Input, Program, Statement
+from placements.testing.programs import FLOAT, Input, Program, Statement, Template
 from placements.testing.strategies import likely_types, meshes, unsized_types
 from placements.types.axis import AxisType, I, P, R, Shard
 from placements.types.mesh import Mesh
@@ -24,7 +24,7 @@ from placements.types.mesh import Mesh
 # Ops that fit square inputs, and what other such ops make of those.
 UNARY = tuple(
     map(
-        Form,
+        Template,
         (
             "-{a}",
             "relu({a})",
@@ -39,7 +39,7 @@ UNARY = tuple(
     )
 )
 BINARY = tuple(
-    Form(text, (FLOAT, FLOAT))
+    Template(text, (FLOAT, FLOAT))
     for text in ("{a} + {b}", "{a} * {b}", "{a} @ {b}", "{a} - {b}")
 )
 

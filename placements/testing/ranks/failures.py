@@ -39,7 +39,8 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
     `pending` says, rank by rank, where each one stood: its next collective and the
     line that called it, or "returned", or "raised ...". `rank` and `cause` name the
     first rank that raised, and are None when nothing was raised. `errors` has what each
-    rank raised, as far as they are known.
+    rank raised, as far as they are known. `branches` says where checked code of the ranks
+    parted by a number that belongs to a mesh axis.
     """
 
     def __init__(
@@ -49,13 +50,16 @@ class RankFailure(Exception):  # noqa: N818 (a failure of the ranks, of any kind
         rank: int | None = None,
         cause: BaseException | None = None,
         errors: Sequence[BaseException] = (),
+        branches: Sequence[str] = (),
     ) -> None:
         lines = [f"  rank {r}  {text}" for r, text in enumerate(pending)]
+        lines += [f"  branch  {text}" for text in branches]
         super().__init__("\n".join([headline, *lines]))
         self.headline = headline
         self.pending = pending
         self.rank = rank
         self.cause = cause
+        self.branches = tuple(branches)
         self.errors = tuple(errors) or ((cause,) if cause is not None else ())
         self.__cause__ = cause
 

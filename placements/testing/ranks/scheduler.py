@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 
+from placements.runtime.forgotten import Forgotten, forget_questions, partings, questions
 from placements.testing.ranks.failures import (
     RankFailure,
     describe_error,
@@ -26,6 +27,7 @@ from placements.testing.ranks.failures import (
     innermost_line,
     lines_of,
     shown_line,
+    text_of,
 )
 
 _GRACE_SECONDS = 5.0
@@ -69,6 +71,7 @@ class _Rank:
         self.aborted_in: Awaited | None = None
         self.error: BaseException | None = None
         self.result: object = None
+        self.questions: dict[Forgotten, list[Any]] = {}
 
     def describe(self) -> str:
         if self.error is not None:
@@ -219,6 +222,7 @@ class Scheduler:
     def _perform(self, number: int) -> None:
         rank = self._ranks[number]
         rank.started = True
+        forget_questions()
         try:
             with torch.enable_grad():
                 rank.result = self._task(number)
@@ -229,6 +233,8 @@ class Scheduler:
             if self._headline is None:
                 self._headline = f"rank {number} raised {headline_of(error)}"
                 self._first = number
+        finally:
+            rank.questions = questions()
 
     def _can_run(self, rank: _Rank) -> bool:
         if rank.finished:
@@ -271,7 +277,10 @@ class Scheduler:
         pending = [rank.describe() for rank in self._ranks]
         cause = None if self._first is None else self._ranks[self._first].error
         errors = [rank.error for rank in self._ranks if rank.error is not None]
-        return RankFailure(headline, pending, self._first, cause, errors)
+        asked = {number: rank.questions for number, rank in enumerate(self._ranks)}
+        alike = len(errors) == self.size and len(set(map(text_of, errors))) == 1
+        branches = [] if alike else list(partings(asked))
+        return RankFailure(headline, pending, self._first, cause, errors, branches)
 
     def _wait_for_all(self, timeout: float | None) -> None:
         limit = -1 if timeout is None else timeout

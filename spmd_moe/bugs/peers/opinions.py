@@ -11,7 +11,6 @@ and an accepted program counts as a missed bug only if its results are not those
 right program.
 """
 
-import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from placements import (
 )
 from placements._torch import explicit_redistribution
 from placements.interop.engines import Engine, Ours, first_line
-from placements.interop.fake_world import on_mesh, quiet
+from placements.interop.fake_world import on_mesh, quiet, silent_torch
 from placements.runtime.declared import declared
 from placements.testing import RankFailure, device_mesh, run_ranks
 from placements.testing.ranks.crashes import cause_of
@@ -180,7 +179,7 @@ def _run(engine: Engine, bug: Bug, program: Function, *, checked: bool) -> _Run:
             found = FunctionType(program.__code__, scope)()
         return None if found is None else _as_held(found)
 
-    with quiet(), _silent_torch(), _backward_unasked(engine), engine.on_threads():
+    with quiet(), silent_torch(), _backward_unasked(engine), engine.on_threads():
         try:
             return _Run(run_ranks(dict(bug.mesh), on_rank))
         except RankFailure as failure:
@@ -213,17 +212,6 @@ def _different(found: list[Held | None], meant: list[Held | None]) -> str | None
             ):
                 return f"{name} of rank {rank}"
     return None
-
-
-@contextmanager
-def _silent_torch() -> Generator[None]:
-    """Silence what torch logs of redistributions and errors: they are verdicts here."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
 
 
 @contextmanager
@@ -292,7 +280,7 @@ def _declarations(engine: Engine, mesh: Mesh) -> tuple[Function, Function]:
 
 
 def _is_beside(value: Any, program: Function) -> bool:
-    """Whether a value is a plain function of the program's own file."""
+    """Return whether a value is a plain function of the program's own file."""
     return (
         isinstance(value, FunctionType)
         and value.__module__ == program.__module__

@@ -119,7 +119,7 @@ def _hints(name: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _is_typed(fn: Any) -> bool:
-    """Whether `@typed` is among the decorators."""
+    """Return whether `@typed` is among the decorators."""
     while fn is not None:
         if (
             getattr(fn, "__code__", typed.__code__).co_filename

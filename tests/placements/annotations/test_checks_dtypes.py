@@ -1,6 +1,5 @@
 """Stated dtypes are demanded: of arguments, results, records, parameters and buffers."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -9,23 +8,10 @@ import torch
 from jaxtyping import BFloat16, Float, Float32, Float64, Int, Shaped
 from torch import Tensor, nn
 
-from placements import (
-    On,
-    P,
-    PlacementError,
-    R,
-    all_reduce,
-    assert_type,
-    set_current_mesh,
-    typecheck,
-    typed,
-)
+from placements import On, P, PlacementError, R, all_reduce, assert_type, typed
+from tests.support.checked import checked_on
 
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 2}), typecheck():
-        yield
+checked = checked_on(tp=2)
 
 
 def of(dtype: torch.dtype, t: Any = R) -> Tensor:

@@ -1,7 +1,7 @@
 """Declared parameters keep their types: through copies, loading and checkpointing."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from placements import (
+    AxisType,
     I,
     On,
     P,
@@ -28,12 +29,9 @@ from placements import (
     typecheck,
     typed,
 )
+from tests.support.checked import mesh_of
 
-
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[None]:
-    with set_current_mesh({"tp": 4}):
-        yield
+mesh = mesh_of(tp=4)
 
 
 @typed
@@ -149,3 +147,101 @@ def test_parameters_in_a_list_have_the_types_declared_for_them() -> None:
     with typecheck():
         x = assert_type(torch.ones(4), {"tp": V})
         assert type_of(Experts()(x)) == {"tp": V}
+
+
+class Tied(nn.Module):
+    """Uses the weight of a layer that it never calls, as models with tied weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return linear(self.embedding(ids) * self.scale, self.head.weight)
+
+
+def test_one_line_declares_a_whole_tree() -> None:
+    model = Tied()
+    declare(model, {"*": {"tp": R}})
+    with typecheck():
+        ids = assert_type(torch.zeros(2, 3, dtype=torch.long), {"tp": S(0)})
+        assert type_of(model(ids)) == {"tp": S(0)}
+
+
+def test_of_several_names_that_fit_the_first_one_holds() -> None:
+    model = Tied()
+    declare(model, {"head.*": {"tp": S(0)}, "*": {"tp": R}})
+    with typecheck():
+        ids = assert_type(torch.zeros(2, 3, dtype=torch.long), {"tp": R})
+        assert type_of(model(ids)) == {"tp": S(2)}
+        assert type_of(model.head.weight) == {"tp": S(0)}
+
+
+def test_a_declared_tree_is_typed_again_after_it_is_copied() -> None:
+    model = Tied()
+    declare(model, {"*": {"tp": R}})
+    copied = copy.deepcopy(model)
+    copied.head.weight = nn.Parameter(torch.randn(8, 4))
+    with typecheck():
+        ids = assert_type(torch.zeros(2, 3, dtype=torch.long), {"tp": R})
+        assert type_of(copied(ids)) == {"tp": R}
+
+
+def test_a_name_that_fits_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"no parameter or buffer 'tail\.\*'"):
+        declare(Tied(), {"tail.*": {"tp": R}})
+
+
+@pytest.mark.parametrize(
+    ("make", "known"),
+    [
+        (lambda x: torch.ones(x.shape[0]).sum(), P),
+        (lambda x: torch.tensor(x.shape[0]), P),
+        (lambda x: torch.ones_like(x), S(0)),
+        (lambda x: torch.randn(x.shape[0], 2), S(0)),
+    ],
+)
+def test_a_constant_of_a_pieces_sizes_cannot_be_declared_otherwise(
+    make: Callable[[Tensor], Tensor], known: AxisType
+) -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        x = assert_type(torch.randn(2, 4), {"a": S(0)})
+        assert assert_type(make(x), {"a": known}) is not None
+        with pytest.raises(PlacementError, match="on axis 'a', expected R"):
+            assert_type(make(x), {"a": R})
+
+
+def test_a_tied_parameter_has_one_declaration() -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        embedding, head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        head.weight = embedding.weight
+        declare(embedding, {"weight": {"a": R}})
+        declare(head, {"weight": {"a": S(0)}})
+        y = embedding(assert_type(torch.tensor([0, 1]), {"a": R}))
+        with pytest.raises(
+            PlacementError, match=r"weight is R on axis 'a', expected S\(0\)"
+        ):
+            head(y)
+
+
+@pytest.mark.parametrize("change", ["functional_call", "data"])
+def test_a_tensor_in_the_place_of_a_parameter_has_the_declared_type(change: str) -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        linear_module = nn.Linear(3, 2, bias=False)
+        declare(linear_module, {"weight": {"a": R}})
+        own = assert_type(torch.randn(2, 3), {"a": V})
+        x = assert_type(torch.randn(2, 3), {"a": S(0)})
+        with pytest.raises(PlacementError, match=r"weight is V\w* on axis 'a', expected R"):
+            if change == "functional_call":
+                torch.func.functional_call(linear_module, {"weight": own}, (x,))
+            else:
+                linear_module.weight.data = own.clone()
+                linear_module(x)
+
+
+@pytest.mark.parametrize("name", ["weight.x", "wieght", "other.weight", "*.bias"])
+def test_a_name_that_fits_nothing_is_a_value_error(name: str) -> None:
+    with pytest.raises(ValueError, match="no parameter or buffer"):
+        declare(nn.Linear(2, 2), {name: {"tp": R}})

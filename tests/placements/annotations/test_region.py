@@ -1,30 +1,14 @@
 """Regions: code with stated types, of which the checker checks what it can."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from placements import (
-    I,
-    P,
-    PlacementError,
-    R,
-    S,
-    assert_type,
-    region,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import I, P, PlacementError, R, S, assert_type, region, type_of, typecheck
+from tests.support.checked import mesh_of
 
-
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[None]:
-    with set_current_mesh({"tp": 4}):
-        yield
+mesh = mesh_of(tp=4)
 
 
 def experts(x: Tensor, w: Tensor) -> Tensor:
@@ -87,3 +71,16 @@ def test_an_invariant_input_of_a_region_is_refused_inside() -> None:
         w = assert_type(torch.randn(4, 8), {"tp": S(0)})
         with pytest.raises(PlacementError, match="Invariant mixes with nothing"):
             body(x, w)
+
+
+def test_settings_go_by_keyword_and_tensors_by_position() -> None:
+    def scaled(x: Tensor, factor: float = 1.0, shift: object = None) -> Tensor:
+        return x * factor
+
+    declared = region(scaled, ins=[{"tp": R}], grads=[{"tp": P}], outs={"tp": R})
+    with typecheck():
+        x = assert_type(torch.randn(3), {"tp": R})
+        y = declared(x, factor=2.0)
+        assert type_of(y) == {"tp": R} and torch.equal(y, 2 * x)
+        with pytest.raises(ValueError, match=r"shift= is a tensor.*pass it by position"):
+            declared(x, shift=[x])

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import numpy
 import pytest
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,20 +21,16 @@ from placements import (
     S,
     V,
     assert_type,
-    set_current_mesh,
     type_of,
-    typecheck,
     typed,
 )
+from tests.support.checked import checked_on
 
 Tokens = Annotated[Float[Tensor, "T D"], On(tp="t")]
 Gates = Annotated[Float[Tensor, "T K"], On(tp="t")]
 
 
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"dp": 2, "tp": 4}), typecheck():
-        yield
+checked = checked_on(dp=2, tp=4)
 
 
 def of(t: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -63,7 +60,7 @@ REJECTED: list[tuple[Any, dict[str, str]]] = [
     ),
     (lambda: weigh(of(R, 6, 8), of(R, 6, 2), "two"), {"scale": "is 'two', expected float"}),
     (lambda: weigh(of(R, 6, 8), 3), {"gates_TK": "is int, expected a tensor"}),
-    (lambda: weigh(of(R, 6, 8), torch.tensor([[1.0]])), {"gates_TK": "has no placement"}),
+    (lambda: weigh(of(R, 6, 8), torch.from_numpy(numpy.ones((6, 2)))), {"gates_TK": "has no placement"}),
     (
         lambda: weigh(of(S(0), 6, 8), of(R, 5, 2), "two", name=3),
         {"gates_TK": "is R on axis", "scale": "is 'two'", "name": "is 3"},

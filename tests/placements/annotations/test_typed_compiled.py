@@ -6,10 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from placements import (
-    On,
-    typed,
-)
+from placements import On, typed
 
 
 def test_compiled_code_runs_annotated_functions_erased() -> None:

@@ -1,10 +1,7 @@
 """Gradients have the dual type, and backward starts from a loss that is one number."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
 from placements import (
     P,
@@ -14,20 +11,13 @@ from placements import (
     V,
     assert_type,
     reinterpret,
-    set_current_mesh,
     type_of,
     typecheck,
 )
+from tests.support.checked import checked_on
+from tests.support.checked import random_of as of
 
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 4}), typecheck():
-        yield
-
-
-def of(t: object, *shape: int) -> Tensor:
-    return assert_type(torch.randn(*shape or (3, 4)), {"tp": t})  # type: ignore[dict-item]
+checked = checked_on(tp=4)
 
 
 def test_the_gradient_has_the_dual_type() -> None:

@@ -1,29 +1,16 @@
 """A module's state keeps its identity and its type: it is written in place."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from placements import (
-    PlacementError,
-    R,
-    S,
-    V,
-    assert_type,
-    declare,
-    set_current_mesh,
-    typecheck,
-)
+from placements import PlacementError, R, S, V, _torch, assert_type, declare, typecheck
+from tests.support.checked import mesh_of
 
-
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[None]:
-    with set_current_mesh({"tp": 4}):
-        yield
+mesh = mesh_of(tp=4)
 
 
 class Balance(nn.Module):
@@ -154,11 +141,25 @@ def test_a_replicated_buffer_is_not_written_with_values_of_each_rank(name: str) 
     assert torch.equal(balance.bias_E, torch.ones(4))
 
 
+def test_a_parameter_in_place_of_a_declared_buffer_is_refused() -> None:
+    balance: Any = Balance()
+    with typecheck(), pytest.raises(PlacementError, match="the buffer is replaced"):
+        balance.bias_E = nn.Parameter(torch.zeros(4))
+
+
+class Counted(Balance):
+    def register_buffer(self, name: str, tensor: Tensor | None, **rest: Any) -> None:
+        super().register_buffer(name, tensor, **rest)
+
+
+def test_a_class_with_a_method_of_its_own_is_watched_too() -> None:
+    with typecheck(), pytest.raises(PlacementError, match=r"Counted\.bias_E"):
+        Counted().register_buffer("bias_E", torch.zeros(4))
+
+
 def test_leaving_puts_modules_back() -> None:
-    before = nn.Module.__dict__["__setattr__"], nn.Module.__dict__["register_buffer"]
+    before = [dict(hooks) for hooks in _torch.REGISTRATION_HOOKS]
     with typecheck():
-        assert nn.Module.__dict__["__setattr__"] is not before[0]
-    assert before == (
-        nn.Module.__dict__["__setattr__"],
-        nn.Module.__dict__["register_buffer"],
-    )
+        held = [dict(hooks) for hooks in _torch.REGISTRATION_HOOKS]
+        assert all(a != b for a, b in zip(held, before, strict=True))
+    assert before == [dict(hooks) for hooks in _torch.REGISTRATION_HOOKS]

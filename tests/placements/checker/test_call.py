@@ -1,6 +1,6 @@
 """Arguments of torch ops, however they are passed: what is refused and what is accepted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,28 +8,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from placements import (
-    I,
-    Index,
-    P,
-    PlacementError,
-    R,
-    S,
-    assert_type,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import I, Index, P, PlacementError, R, S, assert_type, type_of
+from tests.support.checked import checked_on
+from tests.support.checked import ones_of as of
 
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 2}), typecheck():
-        yield
-
-
-def of(t: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return assert_type(torch.ones(shape, dtype=dtype), {"tp": t})
+checked = checked_on(tp=2)
 
 
 def ids(t: Any, size: int, *shape: int) -> Tensor:
@@ -56,6 +39,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "out=": lambda: torch.matmul(of(S(1), 2, 3), of(S(0), 3, 2), out=of(R, 2, 2)),
     "dropout in place on R": lambda: F.dropout(of(R, 3), 0.5, True, inplace=True),
     "copy of one row over many": lambda: torch.empty(2, 3).copy_(of(S(0), 1, 3)),
+    "bias with more dims than the product": lambda: F.linear(of(R, 3), of(S(0), 2, 3), of(S(1), 1, 2)),
     "full of a tensor": lambda: torch.full((3,), of(P).detach()),
     "arange of a tensor": lambda: torch.arange(of(P)),
     "multinomial of cut probabilities": lambda: torch.multinomial(of(S(1), 2, 3), 1),

@@ -14,6 +14,7 @@ from placements import (
     S,
     V,
     assert_type,
+    axis_rank,
     own_generator,
     set_current_mesh,
     shared_generator,
@@ -88,3 +89,20 @@ def test_own_generator_on_one_device_and_with_checking_off() -> None:
     with own_generator("tp"):
         torch.rand(5)
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_generator_of_the_programs_own_is_not_said_to_be_shared() -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        mine = torch.Generator()
+        mine.manual_seed(axis_rank("a"))
+        x = assert_type(torch.ones(4), {"a": R})
+        with shared_generator("a"):
+            for draw in (
+                lambda: torch.bernoulli(x * 0.5, generator=mine),
+                lambda: torch.randn(3, generator=mine),
+                lambda: torch.zeros(3).normal_(generator=mine),
+            ):
+                with pytest.raises(PlacementError, match="default generators"):
+                    draw()
+            assert type_of(torch.bernoulli(x * 0.5)) == {"a": R}
+        assert type_of(torch.randn(3, generator=mine)) == {"a": V}

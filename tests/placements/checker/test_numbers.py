@@ -1,10 +1,12 @@
 """Python numbers that belong to an axis: what they are, what ops make of them."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,7 +31,8 @@ from placements import (
     type_of,
     typecheck,
 )
-from placements.inference.numbers import Facts, RankInt, facts_of
+from placements.inference.numbers import NOTHING, Facts, RankInt, facts_of
+from placements.runtime.forgotten import forget_questions, questions
 from placements.testing import RankFailure, device_mesh, run_ranks
 
 AXES = {"dp": 2, "tp": 2}
@@ -229,3 +232,153 @@ def test_what_stays_partial_sums_to_the_same_of_the_sum(
     letters = {facts_of(r).letter("tp") for r in results}
     if letters == {"P"}:
         assert sum(map(float, results)) == pytest.approx(float(result(sum(sizes))))
+
+
+# What Python and numpy make of a size of a piece that is Partial on dp: its letter after.
+KEPT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "np.prod": (lambda x: np.prod(x.shape), "P"),
+    "np.sum": (lambda x: np.sum(x.shape), "V"),
+    "np.mean": (lambda x: np.mean(x.shape), "V"),
+    "np.sqrt": (lambda x: np.sqrt(x.shape[0]), "V"),
+    "np.log2": (lambda x: np.log2(x.shape[0]), "V"),
+    "np.add": (lambda x: np.add(x.shape[0], 2), "V"),
+    "np.maximum": (lambda x: np.maximum(x.shape[0], 2), "V"),
+    "np.divmod": (lambda x: np.divmod(x.shape[0], 2)[0], "V"),
+    "a scalar of numpy on the left": (lambda x: np.float32(2) * x.shape[0], "V"),
+    "an integer of numpy on the left": (lambda x: np.int64(2) - x.shape[0], "V"),
+    "a scalar of numpy on the right": (lambda x: x.shape[0] / np.float64(2), "P"),
+    "an array of sizes": (lambda x: np.array(x.shape)[0], "P"),
+    "arithmetic of such an array": (lambda x: (np.asarray(x.shape) * 2)[0], "P"),
+    "math.floor": (lambda x: math.floor(x.shape[0] / 2), "V"),
+    "math.prod": (lambda x: math.prod(x.shape), "P"),
+    "a float of its own": (lambda x: 1.0 / (x.shape[0] * 1.0), "V"),
+    "one over": (lambda x: 1 / x.shape[0], "V"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_numpy_keeps_the_axes_of_a_number(name: str) -> None:
+    line, letter = KEPT[name]
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0)})
+        plain = torch.ones(4, 3)
+        found = line(x)
+        assert facts_of(found).letter("dp") == letter
+    assert float(found) == float(line(plain))
+
+
+# Where a plain answer is given, and what it was about.
+ASKED: dict[str, tuple[Callable[[int], Any], str]] = {
+    "==": (lambda n: n == 0, "n == 0"),
+    "a float": (lambda n: n < 2.5, "n < 2.5"),
+    "on the right": (lambda n: 0 <= n, "0 <= n"),
+    "bool()": (lambda n: bool(n), "bool(n)"),
+    "not": (lambda n: not n, "not n"),
+    "or": (lambda n: n or 3, "n or 3"),
+    "if": (lambda n: 1 if n else 2, "1 if n else 2"),
+    "int()": (lambda n: int(n), "int(n)"),
+    "float()": (lambda n: float(n), "float(n)"),
+    "complex()": (lambda n: complex(n), "complex(n)"),
+    "math.sqrt": (lambda n: math.sqrt(n), "math.sqrt(n)"),
+    "math.exp": (lambda n: math.exp(n), "math.exp(n)"),
+    "hash()": (lambda n: hash(n), "hash(n)"),
+    "a key": (lambda n: {0: 1, 1: 2}[n], "{0: 1, 1: 2}[n]"),
+    "in": (lambda n: n in (5, 6), "n in (5, 6)"),
+    "np.int64": (lambda n: np.int64(n), "np.int64(n)"),
+    "np.float32": (lambda n: np.float32(n), "np.float32(n)"),
+    "np.asarray": (lambda n: np.asarray(n), "np.asarray(n)"),
+    "an array": (lambda n: np.ones(2) * n, "np.ones(2) * n"),
+    "np.equal": (lambda n: np.equal(n, 0), "np.equal(n, 0)"),
+    "np.prod of a tuple": (lambda n: np.prod((n, 2)), "np.prod((n, 2))"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_plain_answer_is_noted(name: str) -> None:
+    line, text = ASKED[name]
+    with set_current_mesh({"dp": 2}), typecheck():
+        forget_questions()
+        found = line(axis_rank("dp"))
+        (asked,) = dict.fromkeys((q.text, q.axes, q.number) for q in questions())
+    assert facts_of(found) == NOTHING
+    assert asked == (text, ("dp",), "axis_rank('dp')")
+
+
+def test_torch_asks_a_number_nothing() -> None:
+    """So what is noted is always a question of the program."""
+    with set_current_mesh({"dp": 2}), typecheck():
+        forget_questions()
+        n, x = axis_rank("dp") + 2, assert_type(torch.ones(4, 4), {"dp": R})
+        for _ in range(2):
+            x * n, x[n - 2], x[: n - 1], x.narrow(0, n - 2, 1), x.chunk(2)[n - 2]
+            x.roll(n, 0), torch.full((2,), n), torch.zeros(n), torch.arange(n), x**n
+            (
+                torch.zeros(2).fill_(n),
+                torch.tensor(n),
+                x.new_zeros(n, 2),
+                x.masked_fill(x > 0, n),
+            )
+        torch.manual_seed(n)
+        assert not questions()
+
+
+def test_a_number_asks_nobody_after_its_block() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        forget_questions()
+        n = axis_rank("dp")
+    assert n == 0 and not questions()
+
+
+# Numbers about memory -> on which axes they are each rank's own; x is cut on dp.
+LAYOUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "the stride over rows": (lambda x: x.stride(0), "R"),
+    "the stride below rows": (lambda x: x.stride(1), "V"),
+    "all strides": (lambda x: x.stride()[0], "R"),
+    "strides of the transpose": (lambda x: x.T.contiguous().stride(0), "V"),
+    "by keyword": (lambda x: x.T.contiguous().stride(dim=-2), "V"),
+    "an offset": (lambda x: x[:, 1:].storage_offset(), "V"),
+    "nbytes": (lambda x: x.nbytes, "P"),
+    "the bytes of the memory": (lambda x: x.untyped_storage().nbytes(), "V"),
+    "the size of an element": (lambda x: x.element_size(), "R"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+def test_numbers_about_memory_know_their_axes(name: str) -> None:
+    line, letter = LAYOUT[name]
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0)})
+        assert facts_of(line(x)).letter("dp") == letter
+        whole = assert_type(torch.ones(4, 3), {"dp": R})
+        assert facts_of(line(whole)) == NOTHING
+        own = assert_type(torch.ones(4, 3), {"dp": V})
+        expected = "R" if name == "the size of an element" else "V"
+        assert facts_of(line(own)).letter("dp") == expected
+
+
+def test_a_sum_is_not_divided_by_the_bytes_of_a_piece() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0)})
+        for line in (
+            lambda: x.sum() / x.nbytes,
+            lambda: x.sum() / x.untyped_storage().nbytes(),
+            lambda: x.sum() / x.T.contiguous().stride(0),
+        ):
+            with pytest.raises(PlacementError):
+                line()
+    assert x.untyped_storage().nbytes() == 48
+
+
+def test_a_bool_that_is_read_from_a_tensor_is_noted() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        v = assert_type(torch.ones(3), {"dp": V})
+        r = assert_type(torch.ones(3), {"dp": R})
+        forget_questions()
+        assert bool((r.sum() > 0).item()) and torch.equal(r, r)
+        assert not questions()
+        if v.sum() > 2:
+            same = torch.equal(input=v, other=r)
+        assert same
+        first, second = questions()
+    assert first.text == "v.sum() > 2" or first.text.startswith("if v.sum() > 2")
+    assert second.text == "torch.equal(input=v, other=r)" and second.axes == ("dp",)

@@ -1,6 +1,6 @@
 """Rows of padding are never summed, counted, looked at, sent or given a gradient."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated
 
 import pytest
@@ -28,18 +28,15 @@ from placements import (
     reinterpret,
     set_current_mesh,
     type_of,
-    typecheck,
     typed,
 )
 from placements.runtime.state import suspended
+from tests.support.checked import checked_on
 
 N, T, D, E, K = 5, 8, 4, 6, 2
 
 
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 2}), typecheck():
-        yield
+checked = checked_on(tp=2)
 
 
 def tokens() -> tuple[Tensor, Tensor]:

@@ -1,35 +1,14 @@
 """In-place writes, views, ops that return their input, detach: as docs/behaviour.md says."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import dropout, relu
 
-from placements import (
-    I,
-    P,
-    PlacementError,
-    R,
-    S,
-    V,
-    assert_type,
-    reinterpret,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import I, P, PlacementError, R, S, V, assert_type, reinterpret, type_of
+from tests.support.checked import checked_on
+from tests.support.checked import random_of as of
 
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 4}), typecheck():
-        yield
-
-
-def of(t: object, *shape: int) -> Tensor:
-    return assert_type(torch.randn(*shape or (3, 4)), {"tp": t})  # type: ignore[dict-item]
+checked = checked_on(tp=4)
 
 
 def test_an_in_place_op_keeps_the_type_of_what_it_writes() -> None:
@@ -93,19 +72,66 @@ def test_a_fresh_buffer_takes_the_type_of_what_is_written_first() -> None:
         torch.ones(3, 4) + of(P)
 
 
-def test_a_fresh_buffer_that_was_written_through_a_view_is_refused() -> None:
-    buffer = torch.zeros(3, 4)
-    buffer[0].add_(of(V, 4))
+def test_a_fresh_buffer_takes_the_type_of_its_parts() -> None:
+    for t in (R, P, V, I):
+        buffer = torch.zeros(3, 4)
+        first, second = buffer[0], buffer[1]
+        first.add_(of(t, 4))
+        assert type_of(buffer) == {"tp": t} and type_of(second) == {"tp": t}
+        second.copy_(of(t, 4))
+        buffer[2] = of(t, 4)
+        assert type_of(buffer * 2) == {"tp": t}
+    with pytest.raises(PlacementError, match="counted once per rank"):
+        torch.zeros(3, 4).copy_(of(P))[0].copy_(of(R, 4))
+
+
+def test_memory_that_nobody_wrote_takes_the_type_of_its_parts() -> None:
+    for t in (R, P, V):
+        buffer = torch.empty(3, 4)
+        buffer[0] = of(t, 4)
+        assert type_of(buffer) == {"tp": t}
+    x = of(S(0))
+    buffer = x.new_empty(x.shape[0], 6)
+    buffer[:, :4].copy_(x)
+    buffer[:, 4:].copy_(x[:, :2])
+    assert type_of(buffer) == {"tp": S(0)}
+
+
+def test_a_part_that_does_not_fit_the_rest_leaves_the_whole_without_a_type() -> None:
+    buffer = torch.ones(3, 4)
+    buffer[0].copy_(of(P, 4))  # the other rows are ones, which are no summands
+    assert type_of(buffer) is None
     with pytest.raises(PlacementError, match="through another name"):
         buffer + 1
 
 
-def test_a_view_of_a_fresh_buffer_that_was_written_is_refused() -> None:
+def test_a_detached_name_does_not_tell() -> None:
+    buffer = torch.zeros(3, 4)
+    buffer.detach().add_(of(V))
+    with pytest.raises(PlacementError, match="through another name"):
+        buffer + 1
+    buffer = torch.zeros(3, 4)
+    with pytest.raises(PlacementError, match="cannot change a type"):
+        buffer.data.copy_(of(V))
+    buffer.data.fill_(1.0)
+    with pytest.raises(PlacementError):
+        buffer + of(P)  # it is no longer known to be zero
+
+
+def test_a_view_that_is_older_than_a_declaration_follows_it() -> None:
+    buffer = torch.zeros(3, 4)
+    row = buffer[0]
+    assert_type(buffer, {"tp": R})
+    with pytest.raises(PlacementError, match="cannot change a type"):
+        row.copy_(of(V, 4))
+    assert type_of(row) == {"tp": R}
+
+
+def test_a_view_of_a_fresh_buffer_follows_it() -> None:
     buffer = torch.zeros(3, 4)
     row = buffer[0]
     buffer.add_(of(V))
-    with pytest.raises(PlacementError, match="through another name"):
-        row + 1
+    assert type_of(row + 1) == {"tp": V}
 
 
 def test_what_is_fresh_is_still_open_to_declaration() -> None:
@@ -150,7 +176,7 @@ def test_a_stale_buffer_is_seen_in_lists_and_keywords_too() -> None:
             torch.add(r, other=row)
             continue
         buffer.copy_(p)
-        with pytest.raises(PlacementError, match="another name"):
+        with pytest.raises(PlacementError, match="row is Partial"):
             torch.cat([row, r])
-        with pytest.raises(PlacementError, match="another name"):
+        with pytest.raises(PlacementError, match="row is Partial"):
             torch.add(r, other=row)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import placements
 from placements import (
+    AxisType,
     Even,
     Folded,
     I,
@@ -412,3 +413,15 @@ def test_pieces_without_an_extent_are_cut_as_they_are() -> None:
         assert redistribute(x, "tp", src=uneven, dst=S(-2)) is x
         with pytest.raises(PlacementError, match="expected one of"):
             redistribute(x, "tp", src=uneven, dst=S(0, Ragged(1, 4)))
+
+
+@pytest.mark.parametrize("of", [S(0), V], ids=str)
+@pytest.mark.parametrize(("src", "dst"), [(R, I), (I, R), (R, P), (R, S(1))], ids=str)
+def test_a_constant_of_a_pieces_sizes_is_no_replicate(
+    of: AxisType, src: AxisType, dst: AxisType
+) -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        ones = torch.ones_like(assert_type(torch.randn(2, 4), {"a": of}))
+        with pytest.raises(PlacementError, match=r"ones is .* on axis 'a'"):
+            convert(ones, "a", src=src, dst=dst)
+        assert type_of(convert(torch.ones(2, 4), "a", src=R, dst=I)) == {"a": I}

@@ -1,32 +1,12 @@
 """What a typed collective refuses before anything is sent."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-import torch
-from torch import Tensor
 
-from placements import (
-    P,
-    R,
-    S,
-    all_gather,
-    assert_type,
-    reduce_scatter,
-    set_current_mesh,
-    typecheck,
-)
+from placements import P, R, S, all_gather, reduce_scatter
+from tests.support.checked import checked_on
+from tests.support.checked import ones_of as of
 
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": 2}), typecheck():
-        yield
-
-
-def of(t: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return assert_type(torch.ones(shape, dtype=dtype), {"tp": t})
+checked = checked_on(tp=2)
 
 
 @pytest.mark.parametrize("dim", [5, -5])

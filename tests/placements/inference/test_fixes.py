@@ -5,39 +5,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 import placements
-from placements import (
-    I,
-    P,
-    PlacementError,
-    R,
-    S,
-    V,
-    assert_type,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import I, P, PlacementError, R, V, assert_type, type_of
+from tests.support.checked import checked_on
+from tests.support.router_tokens import D, K, scores, tokens
 
-B, L, D, E, K = 2, 3, 8, 4, 2
-TOKENS = {"dp": S(0), "tp": S(1)}
-
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"dp": 2, "tp": 4}), typecheck():
-        yield
-
-
-def tokens() -> Tensor:
-    return assert_type(torch.randn(B, L, D), TOKENS)
-
-
-def scores() -> Tensor:
-    w = assert_type(torch.randn(E, D), {"dp": R, "tp": R})
-    return torch.sigmoid(linear(tokens(), w))
+checked = checked_on(dp=2, tp=4)
 
 
 def partial() -> Tensor:
@@ -48,10 +22,9 @@ def of(axis_type: object) -> Tensor:
     return assert_type(torch.randn(4, D), {"dp": R, "tp": axis_type})  # type: ignore[dict-item]
 
 
-def argsort_of_flat_ids() -> None:
-    _, ids = scores().topk(K, dim=-1)
-    flat_ids = ids.reshape(-1)
-    flat_ids.argsort()
+def sort_along_the_cut_dim() -> None:
+    x = tokens()
+    x.sort(dim=1)
 
 
 def scatter_along_the_cut_dim() -> None:
@@ -83,7 +56,7 @@ def invariant_with_varying() -> None:
 
 # program, tensor, axis, part of the rule
 REFUSED: list[tuple[Callable[[], None], str, str, str]] = [
-    (argsort_of_flat_ids, "flat_ids", "dp", "order of the whole dim"),
+    (sort_along_the_cut_dim, "x", "tp", "order of the whole dim"),
     (scatter_along_the_cut_dim, "mask", "tp", "spread over the ranks"),
     (mean_over_the_cut_dim, "x", "tp", "divides by this rank's count"),
     (partial_plus_replicate, "p", "tp", "counted once per rank"),

@@ -4,7 +4,7 @@ Soundness of the rules is what tests/laws is for; this is what a reader would lo
 up: what becomes of a placement in this op.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,19 +24,16 @@ from placements import (
     S,
     V,
     assert_type,
-    set_current_mesh,
+    axis_rank,
     shared_generator,
     type_of,
-    typecheck,
 )
+from tests.support.checked import checked_on
 
 N = 4  # ranks on tp
 
 
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"tp": N}), typecheck():
-        yield
+checked = checked_on(tp=N)
 
 
 def of(t: Any, *shape: int) -> Tensor:
@@ -113,6 +110,8 @@ ACCEPTED: list[Case] = [
     ("grouped_mm row parallel", lambda: grouped(S(1), S(1)), P),
     ("grouped_mm own experts", lambda: grouped(V, S(0), V), V),
     ("sdpa heads", lambda: F.scaled_dot_product_attention(*[of(S(1), 2, 2, 3, 4)] * 3), S(1)),
+    ("sdpa dropout of a piece", lambda: attention_with_dropout(S(0)), S(0)),
+    ("sdpa dropout of R", lambda: attention_with_dropout(R), V),
     # norms and losses
     ("layer_norm", lambda: F.layer_norm(of(S(0), 2, 3), (3,), of(R, 3), of(R, 3)), S(0)),
     ("rms_norm", lambda: F.rms_norm(of(S(0), 2, 3), (3,), of(R, 3)), S(0)),
@@ -156,6 +155,8 @@ ACCEPTED: list[Case] = [
     ("unsqueeze", lambda: of(S(0), 2, 3).unsqueeze(0), S(1)),
     ("expand", lambda: of(S(1), 1, 3).expand(4, 3), S(1)),
     ("repeat", lambda: of(S(0), 2, 3).repeat(1, 2), S(0)),
+    ("repeat of the cut dim", lambda: of(S(0), 2, 3).repeat(3, 1), S(0, Folded(3, Even(8)))),
+    ("blocks of what was repeated", lambda: of(S(0), 2, 3).repeat(3, 1).view(3, -1, 3), S(1)),
     ("repeat_interleave", lambda: of(S(0), 2, 3).repeat_interleave(3, dim=0), S(0, Even(24))),
     ("cat", lambda: torch.cat([of(S(0), 2, 3), of(S(0), 2, 1)], 1), S(0)),
     ("cat P", lambda: torch.cat([of(P, 2), of(P, 3)]), P),
@@ -175,8 +176,17 @@ ACCEPTED: list[Case] = [
     ("dropout S", lambda: F.dropout(of(S(0), 2), 0.5), S(0)),
     ("dropout R", lambda: F.dropout(of(R, 2), 0.5), V),
     ("dropout in eval", lambda: F.dropout(of(I, 2), 0.5, training=False), I),
+    ("probabilities that are cut alike", lambda: of(S(0), 2, 3).bernoulli_(of(S(0), 2, 3)), S(0)),
+    ("one probability", lambda: of(S(0), 2, 3).bernoulli(of(R)), S(0)),
+    ("nonzero as a tuple", lambda: of(R, 2, 3).nonzero(as_tuple=True)[1], R),
+    ("empty_like(x=)", lambda: torch.empty_like(x=of(S(0), 2, 3)), S(0)),
     ("rand_like", lambda: torch.rand_like(of(S(0), 2)) * of(S(0), 2), S(0)),
 ]  # fmt: skip
+
+
+def attention_with_dropout(t: Any) -> Tensor:
+    q, k, v = (of(t, 2, 2, 3, 4) for _ in range(3))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
 
 
 def grouped(rows: Any, weights: Any, ends: Any = R) -> Tensor:
@@ -202,7 +212,7 @@ def test_the_result_has_the_type(program: Callable[[], Any], expected: Any) -> N
 REFUSED: list[Case] = [
     ("S with a whole R", lambda: of(S(0), 2, 3) + of(R, 2, 3), "holds all of it"),
     ("S(0) with S(1)", lambda: of(S(0), 3, 3) + of(S(1), 3, 3), "two different dims"),
-    ("other extents", lambda: of(S(0, Padded(9)), 3) + of(S(0), 3), "other lengths"),
+    ("other extents", lambda: of(S(0, Padded(9)), 3) + of(S(0), 3), "differ in their lengths"),
     ("one row here is not broadcast", lambda: of(S(0), 1, 3) * of(R, 4, 3), "holds all of it"),
     ("P * P", lambda: of(P, 2) * of(P, 2), "product of two sums"),
     ("P * V", lambda: of(P, 2) * of(V, 2), "differs by rank"),
@@ -219,7 +229,7 @@ REFUSED: list[Case] = [
     ("softmax of P", lambda: of(P, 2, 3).softmax(-1), "non-linear"),
     ("softmax over the cut dim", lambda: of(S(1), 2, 3).softmax(-1), "needs the whole dim"),
     ("max over the cut dim", lambda: of(S(1), 2, 3).max(1), "largest of a piece"),
-    ("norm over the cut dim", lambda: of(S(0), 2, 3).norm(), "whole dim"),
+    ("norm over the cut dim", lambda: of(S(0), 2, 3).norm(), "norm of a piece"),
     ("var over the cut dim", lambda: of(S(0), 2, 3).var(0), "whole dim"),
     ("prod over the cut dim", lambda: of(S(0), 2, 3).prod(0), "Partial means sum"),
     ("cumsum over the cut dim", lambda: of(S(0), 2).cumsum(0), "what came before"),
@@ -241,7 +251,7 @@ REFUSED: list[Case] = [
     ("row of the cut dim", lambda: of(S(0), 2, 3)[0], "rank's piece"),
     ("cat along the cut dim", lambda: torch.cat([of(S(0), 2), of(S(0), 2)]), "interleaves"),
     ("chunk of the cut dim", lambda: of(S(0), 2, 3).chunk(2), "rank's piece"),
-    ("repeat of the cut dim", lambda: of(S(0), 2).repeat(2), "interleaves"),
+    ("repeat by the size of a piece", lambda: (x := of(S(0), 2)).repeat(x.shape[0]), "interleaves"),
     ("flip of the cut dim", lambda: of(S(0), 2).flip(0), "each piece only"),
     ("squeeze of one row of many", lambda: of(S(0), 1, 3).squeeze(0), "other ranks hold"),
     ("tril of a cut dim", lambda: of(S(0), 3, 3).tril(), "place in the whole"),
@@ -251,6 +261,16 @@ REFUSED: list[Case] = [
     ("bincount without a length", lambda: torch.bincount(ids(S(0), 4, 3)), "minlength"),
     ("one_hot without a width", lambda: F.one_hot(ids(S(0), 4, 3)), "num_classes"),
     ("dropout of I", lambda: F.dropout(of(I, 2), 0.5), "shared generator"),
+    ("sdpa dropout of I", lambda: attention_with_dropout(I), "shared generator"),
+    ("a flag that differs by rank",
+     lambda: torch.ops.aten.sum(of(R, 2, 3), [0], axis_rank("tp")), "belongs to an axis"),
+    ("a probability that is a summand", lambda: of(R, 2).bernoulli_(of(P, 2)), "sum of draws"),
+    ("a probability of other rows", lambda: of(S(0), 2, 2).bernoulli_(of(S(1), 2, 2)), "two different dims"),
+    ("expand names one size of uneven pieces", lambda: of(S(0, Padded(7)), 2, 3).expand(2, 3), "a different number of rows"),
+    ("-1 beside a size that is zero on a rank",
+     lambda: (x := of(S(0, Padded(3)), 1, 4)).view(x.shape[0], -1), "what -1 is beside"),
+    ("a constant in the sizes of an uneven piece",
+     lambda: of(R, 3).scatter_add(0, ids(S(0, Padded(7)), 3, 2), torch.ones(2)), "Replicate"),
     ("dropout of P", lambda: F.dropout(of(P, 2), 0.5), "no longer one sum"),
     ("item of P", lambda: of(P).item(), "one summand"),
     ("if P", lambda: bool(of(P)), "one summand"),
@@ -270,6 +290,7 @@ def test_ranks_that_share_a_generator_draw_alike() -> None:
         assert type_of(F.dropout(of(R, 2), 0.5)) == {"tp": R}
         assert type_of(F.dropout(of(I, 2), 0.5)) == {"tp": I}
         assert type_of(F.dropout(of(P, 2), 0.5)) == {"tp": P}
+        assert type_of(attention_with_dropout(R)) == {"tp": R}
         assert type_of(torch.rand(3)) == {"tp": R}
         for t in (V, S(0)):
             with pytest.raises(PlacementError, match="draw the same numbers"):

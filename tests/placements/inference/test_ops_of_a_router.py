@@ -1,44 +1,13 @@
 """The ops of a router on dp=2, tp=4 keep the placement of the tokens."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import linear
 
 import placements
-from placements import (
-    Folded,
-    Index,
-    P,
-    R,
-    S,
-    assert_type,
-    set_current_mesh,
-    type_of,
-    typecheck,
-)
+from placements import Folded, Index, P, S, type_of
+from tests.support.checked import checked_on
+from tests.support.router_tokens import TOKENS, B, D, E, K, L, scores, tokens
 
-B, L, D, E, K = 2, 3, 8, 4, 2
-
-
-TOKENS = {"dp": S(0), "tp": S(1)}
-
-
-@pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    with set_current_mesh({"dp": 2, "tp": 4}), typecheck():
-        yield
-
-
-def tokens() -> Tensor:
-    return assert_type(torch.randn(B, L, D), TOKENS)
-
-
-def scores() -> Tensor:
-    w = assert_type(torch.randn(E, D), {"dp": R, "tp": R})
-    return torch.sigmoid(linear(tokens(), w))
+checked = checked_on(dp=2, tp=4)
 
 
 def test_router_ops_keep_the_placement_of_the_tokens() -> None:

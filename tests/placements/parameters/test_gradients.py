@@ -1,24 +1,17 @@
 """Gradients are reduced once, over the axes that their types name, and equal one device."""
 
 from contextlib import nullcontext
-from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Partial as DPartial
-from torch.distributed.tensor import Replicate as DReplicate
-from torch.distributed.tensor import Shard as DShard
 from torch.nn.functional import linear
 
 from placements import (
     I,
     On,
     P,
-    PlacementError,
     R,
     S,
     V,
@@ -41,8 +34,10 @@ from placements import (
     typed,
 )
 from placements.testing import RankFailure, device_mesh, run_ranks
+from tests.support.one_parameter import One, of_dtypes
 
 T, D, H = 8, 4, 8
+
 MLP_TYPES = {
     "w_in_HD": {"dp": R, "tp": S(0)},
     "w_out_DH": {"dp": R, "tp": S(1)},
@@ -177,14 +172,6 @@ def test_expert_gradients_do_not_depend_on_the_split_into_dp_and_ep() -> None:
         torch.testing.assert_close(found, w_EDF.grad, rtol=0, atol=0)
 
 
-class One(nn.Module):
-    def __init__(self, types: Any, size: int = 2) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size, dtype=torch.float64))
-        if types is not None:
-            declare(self, {"weight": types})
-
-
 def reduced_by_type(types: Any) -> list[float]:
     mesh = device_mesh()
     one = One(types)
@@ -207,43 +194,6 @@ def reduced_by_type(types: Any) -> list[float]:
 def test_only_partial_axes_are_summed(types: Any, expected: list[float]) -> None:
     ranks = run_ranks({"dp": 2, "tp": 2}, reduced_by_type, types)
     assert ranks == [[value, value] for value in expected]
-
-
-def twice(between: str) -> str:
-    mesh = device_mesh()
-    one = One({"dp": R})
-    with set_current_mesh(mesh):
-        torch.autograd.backward(one.weight.sum())
-        reduce_gradients(one)
-        if between == "backward":
-            torch.autograd.backward(one.weight.sum())
-        elif between == "scale":
-            assert one.weight.grad is not None
-            one.weight.grad.mul_(0.5)
-        elif between == "zero_grad":
-            one.zero_grad()
-            torch.autograd.backward(one.weight.sum())
-        try:
-            reduce_gradients(one)
-        except PlacementError as error:
-            assert error.name == "weight"
-            return f"{error.expected}, got {error.actual}"
-    assert one.weight.grad is not None
-    assert one.weight.grad.tolist() == [2, 2]
-    return "reduced"
-
-
-@pytest.mark.parametrize(
-    ("between", "expected"),
-    [
-        ("nothing", "Partial, got Replicate"),
-        ("scale", "Partial, got Replicate"),
-        ("backward", "Partial, got Replicate plus Partial"),
-        ("zero_grad", "reduced"),
-    ],
-)
-def test_a_gradient_is_reduced_only_once(between: str, expected: str) -> None:
-    assert run_ranks({"dp": 2}, twice, between) == [expected] * 2
 
 
 def type_after_reduction() -> tuple[Any, Any]:
@@ -315,37 +265,6 @@ def test_gradients_travel_together_and_are_recorded() -> None:
     assert run_ranks({"dp": 2}, sent) == [[("all-reduce", "dp", 6 * 8)]] * 2
 
 
-def reduce_undeclared() -> None:
-    with set_current_mesh(device_mesh()):
-        reduce_gradients(nn.Sequential(One(None)))
-
-
-def test_a_parameter_without_a_type_is_refused_by_name() -> None:
-    with pytest.raises(RankFailure) as caught:
-        run_ranks({"dp": 2}, reduce_undeclared)
-    assert isinstance(caught.value.cause, PlacementError)
-    assert caught.value.cause.name == "0.weight"
-    run_ranks({"dp": 1}, reduce_undeclared)
-    reduce_gradients(One(None))
-
-
-def reduce_without_mesh() -> None:
-    reduce_gradients(One({"dp": R}))
-
-
-def test_several_ranks_without_a_mesh_are_refused() -> None:
-    with pytest.raises(RankFailure, match="no mesh is current"):
-        run_ranks({"dp": 2}, reduce_without_mesh)
-
-
-def test_a_parameter_on_another_mesh_is_refused_by_name() -> None:
-    with (
-        set_current_mesh({"dp": 2}),
-        pytest.raises(ValueError, match=r"'weight' .* meshes=\(dense, sparse\)"),
-    ):
-        reduce_gradients(One({"ep": S(0)}))
-
-
 def test_a_tied_parameter_is_reduced_once() -> None:
     first, second = One({"dp": R}), One({"dp": R})
     second.weight = first.weight
@@ -371,122 +290,6 @@ def test_types_are_read_from_the_annotations_of_a_typed_module() -> None:
         assert gradient_axes(WithAnnotation()) == {"weight": ("dp",)}
 
 
-def fsdp_gradients() -> tuple[list[float], list[float]]:
-    mesh = device_mesh()
-    values = []
-    for sharded in (True, False):
-        linear_ = nn.Linear(2, 2, bias=False).double()
-        nn.init.ones_(linear_.weight)
-        declare(linear_, {"weight": {"dp": R, "tp": R}})
-        with set_current_mesh(mesh):
-            if sharded:
-                dp_axes = [a for a in gradient_axes(linear_)["weight"] if a == "dp"]
-                fully_shard(linear_, mesh=mesh[tuple(dp_axes)])
-                linear_.set_gradient_divide_factor(1.0)  # type: ignore[attr-defined]
-            x = torch.full((1, 2), 10.0 ** mesh.get_rank(), dtype=torch.float64)
-            torch.autograd.backward(linear_(x).sum())
-            reduce_gradients(linear_)
-        grad: Any = linear_.weight.grad
-        values.append((grad.full_tensor() if sharded else grad).flatten().tolist())
-    return values[0], values[1]
-
-
-def test_axes_that_fsdp2_reduces_are_left_to_it() -> None:
-    # FSDP2 sums over dp as it is told to; what is left, tp, is reduced here.
-    for fsdp, ours in run_ranks({"dp": 2, "tp": 2}, fsdp_gradients):
-        assert fsdp == ours == [1111.0] * 4
-
-
-def of_dtypes(*dtypes: torch.dtype) -> nn.Module:
-    """A Replicate parameter of each dtype, with the gradient 10**rank."""
-    module, rank = nn.Module(), torch.distributed.get_rank()
-    for k, dtype in enumerate(dtypes):
-        p = nn.Parameter(torch.zeros(2, dtype=dtype))
-        p.grad = torch.full((2,), 10.0**rank, dtype=dtype)
-        module.register_parameter(f"w{k}", p)
-    declare(module, {f"w{k}": {"dp": R} for k in range(len(dtypes))})
-    return module
-
-
-def reduced_after_an_error() -> list[Any]:
-    module = of_dtypes(torch.float32, torch.complex64)
-    with set_current_mesh(device_mesh()):
-        with pytest.raises(ValueError, match=r"float32 cannot hold what torch.complex64"):
-            reduce_gradients(module, op_dtype=torch.float32)
-        reduce_gradients(module)
-    return [p.grad[0].item() for p in module.parameters() if p.grad is not None]
-
-
-def test_what_is_refused_is_refused_before_the_first_sum() -> None:
-    assert run_ranks({"dp": 2}, reduced_after_an_error) == [[11, 11]] * 2
-
-
-def of_a_sharded_dtensor() -> Any:
-    """FSDP2 over dp; tp is left to reduce_gradients."""
-    mesh, module = device_mesh(), One({"dp": R, "tp": R})
-    whole = torch.ones(1, dtype=torch.float64)
-    module.weight = nn.Parameter(
-        DTensor.from_local(whole, mesh["dp"], [DShard(0)], run_check=False)
-    )
-    with set_current_mesh(mesh):
-        w = cast(Any, module.weight).redistribute(mesh["dp"], [DReplicate()])
-        local = w.to_local(grad_placements=[DPartial()])
-        (local * 10.0 ** torch.distributed.get_rank()).sum().backward()
-        reduce_gradients(module)
-        norm = clip_grad_norm_(module, 1e9)
-        with pytest.raises(PlacementError, match="was reduced already"):
-            reduce_gradients(module)
-    return cast(Any, module.weight.grad).to_local().tolist(), norm.item()
-
-
-def test_an_axis_that_fsdp2_leaves_is_reduced_and_clipped() -> None:
-    ranks = run_ranks({"dp": 2, "tp": 2}, of_a_sharded_dtensor)
-    assert ranks == [([1111.0], pytest.approx(1111 * 2**0.5))] * 4
-
-
-def of_a_partial_dtensor(call: Any) -> Any:
-    mesh, module = device_mesh(), One({"dp": R})
-    local = torch.ones(2, dtype=torch.float64)
-    module.weight = nn.Parameter(
-        DTensor.from_local(local, mesh, [DReplicate()], run_check=False)
-    )
-    module.weight.grad = DTensor.from_local(local, mesh, [DPartial()], run_check=False)
-    with set_current_mesh(mesh):
-        with pytest.raises(PlacementError, match="a DTensor that is Partial on axis 'dp'"):
-            call(module)
-        p: Any = module.weight
-        p.grad = p.grad.redistribute(placements=p.placements)
-        call(module)
-    return p.grad.to_local().tolist()
-
-
-def test_a_sum_that_dtensor_has_put_off_is_named() -> None:
-    assert run_ranks({"dp": 2}, of_a_partial_dtensor, reduce_gradients) == [[2, 2]] * 2
-    clip = partial(clip_grad_norm_, max_norm=1e9)
-    assert run_ranks({"dp": 2}, of_a_partial_dtensor, clip) == [[2, 2]] * 2
-
-
-def missing_on_one_rank(dtype: torch.dtype, grad_dtype: torch.dtype | None) -> Any:
-    module = of_dtypes(dtype)
-    (p,) = module.parameters()
-    p.grad = None
-    p.grad_dtype = grad_dtype
-    if torch.distributed.get_rank() == 0:
-        p.grad = torch.full((2,), 1 + 2**-10, dtype=grad_dtype or torch.float32)
-    with set_current_mesh(device_mesh()):
-        reduce_gradients(module)
-    assert p.grad is not None
-    return p.grad.dtype, p.grad[0].item()
-
-
-def test_a_gradient_that_one_rank_lacks() -> None:
-    fine = 1 + 2**-10
-    found = run_ranks({"dp": 2}, missing_on_one_rank, torch.complex64, torch.complex64)
-    assert found == [(torch.complex64, fine)] * 2
-    found = run_ranks({"dp": 2}, missing_on_one_rank, torch.bfloat16, None)
-    assert found == [(torch.float32, fine)] * 2
-
-
 def of_unusual_memory(kind: str) -> Any:
     module = of_dtypes(torch.float64)
     (p,) = module.parameters()
@@ -502,19 +305,3 @@ def test_gradients_of_unusual_memory() -> None:
     assert run_ranks({"dp": 2}, of_unusual_memory, "expanded") == [[2, 2]] * 2
     with pytest.raises(RankFailure, match=r"layout torch.sparse_coo, expected a dense"):
         run_ranks({"dp": 2}, of_unusual_memory, "sparse")
-
-
-def frozen(call: Any, reduced: bool) -> None:
-    module = of_dtypes(torch.float64)
-    with set_current_mesh(device_mesh()):
-        if reduced:
-            reduce_gradients(module)
-        module.requires_grad_(False)
-        call(module)
-
-
-@pytest.mark.parametrize("call", [reduce_gradients, partial(clip_grad_norm_, max_norm=1.0)])
-def test_a_frozen_parameter_with_a_gradient_is_named(call: Any) -> None:
-    run_ranks({"dp": 2}, frozen, call, True)
-    with pytest.raises(RankFailure, match=r"'w0', which is not trained is Partial"):
-        run_ranks({"dp": 2}, frozen, call, False)

@@ -5,14 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from placements import (
-    Mesh,
-    P,
-    R,
-    current_mesh,
-    redistribute,
-    set_current_mesh,
-)
+from placements import Mesh, P, R, current_mesh, redistribute, set_current_mesh
 from placements.testing import run_ranks
 
 DENSE = {"dp": 2, "cp": 1, "tp": 4}

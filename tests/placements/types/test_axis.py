@@ -7,38 +7,21 @@ import pytest
 
 from placements import (
     Even,
-    Folded,
     I,
     Invariant,
     P,
     Padded,
     Partial,
     R,
-    Ragged,
     Replicate,
     S,
     Shard,
     V,
     Varying,
-    ZigZag,
 )
 from placements.types.axis import AxisType, dual
-from placements.types.text import (
-    as_axis_type,
-)
-
-ALL: list[AxisType] = [
-    R,
-    I,
-    V,
-    P,
-    S(0),
-    S(2, Padded(5)),
-    S(1, Folded(2, Padded(5))),
-    S(0, Ragged(3, 1)),
-    S(0, ZigZag(16)),
-    S(0, Folded(3, ZigZag(16))),
-]
+from placements.types.text import as_axis_type
+from tests.support.axis_types import ALL
 
 
 def test_words_and_letters_are_the_same_values() -> None:

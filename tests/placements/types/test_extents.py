@@ -197,7 +197,7 @@ def test_scaling_and_dividing_are_inverse() -> None:
         (lambda: Ragged(1, 2).over(3), "not over 3"),
         (lambda: ZigZag(-1), "at least 0"),
         (lambda: ZigZag(12).over(4), "each of 4 ranks: pad to 16 rows, a multiple of 8"),
-        (lambda: Folded(2, ZigZag(6)).over(2), "ZigZag(6) is no two equal runs"),
+        (lambda: Folded(2, ZigZag(6)).over(2), "ZigZag(6) does not give two equal runs"),
     ],
 )
 def test_bad_extents_say_what_is_wrong(make: object, says: str) -> None:
@@ -209,9 +209,9 @@ ZIG, RUN = S(0, ZigZag(16)), S(0, Even(16))
 
 # what is done with zig-zag x and contiguous y, both rows of 16 over 2 ranks; what is said
 MIXED: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
-    "sum": (lambda x, y: x + y, "other rows: ZigZag(16) and Even(16)"),
-    "product": (lambda x, y: x.mT @ y, "other rows: ZigZag(16) and Even(16)"),
-    "cat": (lambda x, y: torch.cat([x, y], 1), "other rows: ZigZag(16) and Even(16)"),
+    "sum": (lambda x, y: x + y, "in their rows: ZigZag(16) and Even(16)"),
+    "product": (lambda x, y: x.mT @ y, "in their rows: ZigZag(16) and Even(16)"),
+    "cat": (lambda x, y: torch.cat([x, y], 1), "in their rows: ZigZag(16) and Even(16)"),
     "bare gather": (
         lambda x, y: all_gather(x, "cp", src=S(0), dst=R),
         "cut into other runs, ZigZag(16), and src=S(0)",

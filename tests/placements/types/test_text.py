@@ -2,36 +2,10 @@
 
 import pytest
 
-from placements import (
-    Folded,
-    I,
-    P,
-    Padded,
-    R,
-    Ragged,
-    S,
-    V,
-    ZigZag,
-)
+from placements import P, S
 from placements.types.axis import AxisType
-from placements.types.text import (
-    parse_axis_type,
-    parse_described,
-    parse_types,
-)
-
-ALL: list[AxisType] = [
-    R,
-    I,
-    V,
-    P,
-    S(0),
-    S(2, Padded(5)),
-    S(1, Folded(2, Padded(5))),
-    S(0, Ragged(3, 1)),
-    S(0, ZigZag(16)),
-    S(0, Folded(3, ZigZag(16))),
-]
+from placements.types.text import parse_axis_type, parse_described, parse_types
+from tests.support.axis_types import ALL
 
 
 @pytest.mark.parametrize("t", ALL, ids=repr)

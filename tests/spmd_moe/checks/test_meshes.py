@@ -8,13 +8,7 @@ import torch
 
 from placements.runtime.ledger import Entry
 from spmd_moe import Parallel
-from spmd_moe.checks.meshes import (
-    Candidate,
-    best_first,
-    compare,
-    feasible,
-    on_wire,
-)
+from spmd_moe.checks.meshes import Candidate, best_first, compare, feasible, on_wire
 from spmd_moe.checks.presets import PRESETS
 from spmd_moe.checks.scale import divisors, least_factor
 from spmd_moe.checks.trace import Memory, Workload

@@ -19,13 +19,13 @@ from placements import (
     R,
     Ragged,
     S,
-    _torch,
     all_reduce,
     assert_type,
     region,
     reinterpret_mesh,
     typed,
 )
+from placements._torch import probes
 from placements.checker.mode import Typecheck
 from placements.inference import combine as infer
 from placements.testing import RankFailure, assert_spmd_equivalent, check_spmd_case
@@ -388,9 +388,9 @@ def test_a_torch_that_is_not_supported_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    gone = _torch.Use("torch.gone", "do things", lambda: False)
-    monkeypatch.setitem(_torch.PARTS, part, (gone,))
-    monkeypatch.setattr(_torch, "_works", set())
+    gone = probes.Use("torch.gone", "do things", lambda: False)
+    monkeypatch.setitem(probes.PARTS, part, (gone,))
+    monkeypatch.setattr(probes, "_works", set())
     monkeypatch.setattr("spmd_moe.cli.bugs.BUGS", BUGS[:2])
     code = main([*command, *options])
     shown = capsys.readouterr()

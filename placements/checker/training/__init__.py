@@ -1,0 +1,1 @@
+"""Training code of torch: what its optimizers do."""

@@ -1,0 +1,172 @@
+"""Flows of ops that put tensors side by side, or read elements at places of a dim."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from placements.inference.combine import combine
+from placements.inference.flows.broadcast import broadcast, dims_of
+from placements.inference.flows.elementwise import linearity_to
+from placements.inference.flows.reductions import along
+from placements.inference.flows.views import moved, pieces
+from placements.inference.op import Op
+from placements.inference.rules import NONLINEAR
+from placements.inference.terms import Label, Mixed, Operand, Refusal, Scattered, Term
+from placements.types.index import COMPUTED
+from placements.types.tensor import TensorType
+
+JOINED = "joining pieces interleaves them with the other ranks' pieces"
+NEIGHBOURS = "the neighbour of a row at the edge of a piece is on another rank"
+BOUNDS = "an element is looked for among all bounds, and this rank holds a piece of them"
+TAKEN = "which elements of the source a piece takes depends on the pieces before it"
+
+
+def _stacked(
+    op: Op, tensors: Any, dim: int, places: Sequence[tuple[int, ...]]
+) -> TensorType:
+    """cat along `dim`; `places[n]` says where the dims of a tensor of n dims go first."""
+    terms: list[Term] = []
+    for operand in cast(Sequence[Operand], tensors):
+        few = places[operand.ndim] if operand.ndim < len(places) else range(operand.ndim)
+        labels: list[Label] = [Mixed(JOINED) if d == dim else d for d in few]
+        terms.append(Term(operand, tuple(labels)))
+    found = {term.operand.type.index for term in terms}
+    index = found.pop() if len(found) == 1 else None
+    return combine(op.linearity, terms, index=index)
+
+
+def hstack(op: Op, tensors: Any) -> TensorType:
+    """Joined along dim 1; vectors along their only dim."""
+    flat = max(x.ndim for x in cast(Sequence[Operand], tensors)) < 2
+    return _stacked(op, tensors, 0 if flat else 1, ((), (0,)))
+
+
+def vstack(op: Op, tensors: Any) -> TensorType:
+    """Joined along dim 0; a vector is a row."""
+    return _stacked(op, tensors, 0, ((), (1,)))
+
+
+def dstack(op: Op, tensors: Any) -> TensorType:
+    """Joined along dim 2, which tensors of fewer dims do not have yet."""
+    return _stacked(op, tensors, 2, ((), (1,), (0, 1)))
+
+
+def column_stack(op: Op, tensors: Any) -> TensorType:
+    """Joined along dim 1; a vector is a column."""
+    return _stacked(op, tensors, 1, ((), (0,)))
+
+
+def at_least(op: Op, tensors: Any) -> Any:
+    """atleast_1d, atleast_2d, atleast_3d: dims of one row are added."""
+    dims = int(op.name.removeprefix("atleast_")[0])
+    places = ((), (dims - 1 if dims < 3 else 1,), (0, 1))
+    found = [
+        moved(op, x, places[x.ndim] if x.ndim < dims else range(x.ndim))
+        for x in _all_of(tensors)
+    ]
+    return found if len(found) > 1 else found[0]
+
+
+def _all_of(tensors: Any) -> list[Operand]:
+    """Several arguments, or one list of them."""
+    given = cast(Any, tensors if isinstance(tensors, list | tuple) else [tensors])
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        given = given[0]
+    return list(given)
+
+
+def parts_along(op: Op, input: Operand, **parts: Any) -> list[TensorType]:
+    """hsplit, vsplit, dsplit: parts of a dim that the name says."""
+    dim = {"hsplit": 1 if input.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[op.name]
+    return pieces(op, input, dim, **parts)
+
+
+def difference(
+    op: Op,
+    input: Operand,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Any = None,
+    append: Any = None,
+) -> TensorType:
+    """diff: each row minus the one before it; of bools, whether they differ."""
+    (place,) = dims_of(dim, input.ndim)
+    every = [x for x in (input, prepend, append) if isinstance(x, Operand)]
+    labels = tuple(Mixed(NEIGHBOURS) if d == place else d for d in range(input.ndim))
+    linearity = NONLINEAR if input.is_bool else op.linearity
+    index = None if input.can_have_gradient else COMPUTED
+    return combine(linearity, [Term(x, labels) for x in every], index=index)
+
+
+def halves(op: Op, input: Operand, dim: int = -1) -> TensorType:
+    """glu: the first half of a dim, gated by the second."""
+    return along(op, input, dim).with_index(None)
+
+
+def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType:
+    return along(op, input, dims)
+
+
+def mirrored(op: Op, input: Operand) -> TensorType:
+    """flipud: the rows of dim 0; fliplr: those of dim 1."""
+    return along(op, input, {"flipud": 0, "fliplr": 1}[op.name])
+
+
+def bucketed(op: Op, input: Any, boundaries: Operand, **settings: Any) -> TensorType:
+    """bucketize, searchsorted: how many bounds of the last dim are below each element."""
+    mixed = (Mixed(BOUNDS),) * (boundaries.ndim > 0)
+    terms = [Term(boundaries, (*range(boundaries.ndim - 1), *mixed))]
+    if isinstance(input, Operand):
+        last: tuple[Label, ...] = tuple(range(input.ndim))
+        terms.insert(0, Term(input, last))
+    return combine(op.linearity, terms, index=COMPUTED)
+
+
+def is_among(op: Op, elements: Any, test_elements: Any, **settings: Any) -> TensorType:
+    """isin: each element by itself, among all of another tensor."""
+    terms: list[Term] = []
+    if isinstance(elements, Operand):
+        terms.append(Term(elements, tuple(range(elements.ndim))))
+    if isinstance(test_elements, Operand):
+        terms.append(Term(test_elements, (Mixed(BOUNDS),) * test_elements.ndim))
+    return combine(op.linearity, terms, index=COMPUTED)
+
+
+def masked_scatter(op: Op, input: Operand, mask: Operand, source: Operand) -> TensorType:
+    """The elements of the source, in order, where the mask is True."""
+    kept = broadcast([input, mask])
+    if len(kept[0]) < mask.ndim:
+        raise Refusal("a mask of more dims than the input", operand=mask)
+    reason = Mixed(TAKEN)
+    cut = any(x.type.cut_dims for x in (input, mask))
+    own: list[tuple[Label, ...]] = [
+        tuple(reason if cut else label for label in labels) for labels in kept
+    ]
+    terms = [
+        Term(input, own[0]),
+        Term(source, (reason,) * source.ndim),
+        Term(mask, own[1], is_control=True),
+    ]
+    return combine(linearity_to(op, source, input.dtype), terms, index=input.type.index)
+
+
+def distinct(op: Op, input: Operand, **settings: Any) -> TensorType:
+    """unique: how many elements are distinct only the rank of a piece knows."""
+    return combine(
+        op.linearity,
+        [Term(input, (Scattered(),) * input.ndim)],
+        index=None if input.can_have_gradient else COMPUTED,
+    )
+
+
+def scattered_rows(
+    op: Op, input: Operand, src: Operand, dim: int = 0, **places: Any
+) -> TensorType:
+    """slice_scatter, select_scatter: rows of a dim are replaced by those of a source."""
+    taken = dim % input.ndim
+    reason = Mixed("it would write rows of each rank's piece, not of the whole dim")
+    labels: list[Label] = [reason if d == taken else d for d in range(input.ndim)]
+    of_source = list(labels)
+    if src.ndim < input.ndim:
+        del of_source[taken]
+    linearity = linearity_to(op, src, input.dtype)
+    return combine(linearity, [Term(input, tuple(labels)), Term(src, tuple(of_source))])

@@ -1,0 +1,51 @@
+"""What ops see of a number that belongs to mesh axes: one more operand, or a choice."""
+
+from dataclasses import replace
+
+from placements.inference.combine import combine
+from placements.inference.numbers import NUMBER, RankInt, RankNumber, plain
+from placements.inference.padding import same
+from placements.inference.rules import LINEAR
+from placements.inference.terms import Operand, Term
+from placements.types.axis import BY_LETTER, AxisType, Shard, V
+from placements.types.mesh import Mesh
+from placements.types.tensor import MADE, TensorType, make
+
+
+def number_operand(
+    number: RankNumber, mesh: Mesh, position: int, *, forgotten: bool = False
+) -> Operand:
+    """Return the number as inference sees it; `forgotten`: as each rank's own."""
+    letters = {axis: number.facts.letter(axis) for axis in mesh.axes}
+    if any(axis not in mesh.sizes for axis, _ in number.facts.letters):
+        letters = dict.fromkeys(mesh.axes, "V")  # it belongs to another presentation
+    if forgotten:
+        letters = {axis: "R" if x == "R" else "V" for axis, x in letters.items()}
+    types = {axis: BY_LETTER[letter] for axis, letter in letters.items()}
+    # Nobody declared it, so what is made of it and of factories is open to declaration.
+    return Operand(make(mesh, types, fresh=MADE), (), NUMBER, position)
+
+
+def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
+    """Return the type of rows that were chosen by a number: on its axes each rank's own.
+
+    Raises Refusal for an Invariant or a Partial, as for any choice that ranks make alone.
+    """
+    facts = number.facts
+    if any(axis not in found.mesh.sizes for axis, _ in facts.letters):
+        # It belongs to another presentation of the ranks, and may differ on all of them.
+        facts = replace(facts, letters=tuple((axis, "V") for axis in found.mesh.axes))
+        number = RankInt(int(plain(number)), facts)
+    if not any(axis in found for axis, _ in facts.letters):
+        return found
+    if found.fresh is not None:
+        own: dict[str, AxisType] = {
+            axis: V if facts.letter(axis) != "R" else t for axis, t in found.items()
+        }
+        return make(found.mesh, own, found.index, MADE).with_pads(found.pads)
+    dims = [t.dim for t in found.types if isinstance(t, Shard)]
+    ndim = 1 + max([0, *dims, *(d for pads in found.pads for d in pads.dims)])
+    rows = Operand(found, (1,) * ndim, "float64", 0)
+    choice = number_operand(number, found.mesh, 0, forgotten=True)
+    terms = [Term(rows, tuple(range(ndim))), Term(choice, (), is_control=True)]
+    return combine(LINEAR, terms, at_pads=same).with_index(found.index)

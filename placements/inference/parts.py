@@ -1,0 +1,63 @@
+"""Buffers that are filled in parts: what a write to a part makes of the whole, and back.
+
+The types of a view and of the tensor below it differ in the numbers of their dims, but say
+the same letter on every axis. So what was written to a part is known of the whole by
+letters, and a dim that is cut stays cut.
+"""
+
+from placements.inference.rules import LINEAR, join
+from placements.types.axis import BY_LETTER, AxisType, Shard, V
+from placements.types.index import COMPUTED, Computed, Index
+from placements.types.tensor import EMPTY, FILLED, MADE, TensorType, make
+
+
+def whole_after(
+    whole: TensorType, part: TensorType, written: TensorType
+) -> TensorType | None:
+    """Return the type of a fresh buffer, a part of which became `written`; None: unknown.
+
+    What the rest holds counts as a term: zeros fit everything, and memory that nobody wrote
+    is nobody's, on one device as on many.
+    """
+    if whole.mesh != written.mesh or whole.pads or written.pads:
+        return None
+    domain = _domain(whole, written)
+    if isinstance(domain, Index) and domain.cuts:
+        return None
+    types: dict[str, AxisType] = {}
+    for axis, t in whole.items():
+        before, after = part[axis], written[axis]
+        if isinstance(t, Shard) or isinstance(after, Shard):
+            if not isinstance(t, Shard) or not isinstance(before, Shard) or before != after:
+                return None
+            types[axis] = t
+            continue
+        if whole.fresh == FILLED and after.letter == "P":
+            return None
+        goes_along = whole.is_number or whole.fresh == EMPTY
+        goes_along = goes_along or (t.letter, after.letter) == ("R", "I")
+        letters = [after.letter] if goes_along else [t.letter, after.letter]
+        gives = join(LINEAR, letters).gives
+        if gives is None:
+            return None
+        types[axis] = BY_LETTER[gives]
+    return make(whole.mesh, types, domain, None if written.fresh is None else MADE)
+
+
+def _domain(whole: TensorType, written: TensorType) -> Index | Computed | None:
+    if whole.fresh == EMPTY or whole.index == written.index:
+        return written.index
+    return COMPUTED
+
+
+def part_of(whole: TensorType, part: TensorType) -> TensorType | None:
+    """Return the type of a view whose type was `part`, from what the whole is now."""
+    if whole.mesh != part.mesh or whole.pads or part.pads:
+        return None
+    types: dict[str, AxisType] = {}
+    for axis, before in part.items():
+        now = whole[axis]
+        if isinstance(now, Shard) != isinstance(before, Shard):
+            return None
+        types[axis] = before if isinstance(before, Shard) or before == V else now
+    return make(part.mesh, types, whole.index, None if whole.fresh is None else MADE)

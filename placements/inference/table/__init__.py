@@ -1,0 +1,1 @@
+"""The rows of the table of ops, by kind; `ops.py` puts them together."""

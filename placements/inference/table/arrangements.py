@@ -1,0 +1,31 @@
+"""Rows: tensors side by side, in grids, or written into others."""
+
+from placements.inference.flows import arrangements, views
+from placements.inference.row import Row
+from placements.inference.rules import LINEAR
+
+_JOINED = "joined along a dim that is not cut"
+_SHAPES = "each in the shape of all"
+
+ROWS: tuple[Row, ...] = (
+    Row("views", "hstack", LINEAR, arrangements.hstack, "value tensors", _JOINED),
+    Row("views", "vstack row_stack", LINEAR, arrangements.vstack, "value tensors", _JOINED),
+    Row("views", "dstack", LINEAR, arrangements.dstack, "value tensors", _JOINED),
+    Row("views", "column_stack", LINEAR, arrangements.column_stack, "value tensors",
+        _JOINED),
+    Row("views", "atleast_1d atleast_2d atleast_3d", LINEAR, arrangements.at_least,
+        "value tensors/tensor", "dims of one row are added"),
+    Row("views", "hsplit vsplit dsplit", LINEAR, arrangements.parts_along,
+        "value input; choice sections indices", "parts of a dim that is not cut"),
+    Row("views", "narrow_copy", LINEAR, views.narrow,
+        "value input; dim dim; choice start length", "rows of a dim that is not cut"),
+    Row("views", "unsafe_split unsafe_chunk unsafe_split_with_sizes", LINEAR, views.pieces,
+        "value input; choice split_size split_sizes chunks; dim dim",
+        "parts of a dim that is not cut"),
+    Row("scatters", "masked_scatter", LINEAR, arrangements.masked_scatter,
+        "value input source; control mask",
+        "linear in target and source; the mask must be common to the ranks of a sum"),
+    Row("scatters", "select_scatter slice_scatter", LINEAR, arrangements.scattered_rows,
+        "value input src; dim dim; choice index start end; flag step",
+        "linear in target and source; rows of a dim that is not cut"),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Rows: layers of networks, which work in windows, in groups or step by step."""
+
+from placements.inference.flows import losses, norms, windows
+from placements.inference.row import Row
+from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR
+
+_POOL = "value input; flag kernel_size stride padding ceil_mode output_size"
+_LARGEST_OF = f"{_POOL} dilation return_indices"
+_CHANNELS = (
+    "linear in each of input and weight; the channels are contracted, and a bias is a term"
+)
+_LARGEST = "the largest of each window"
+
+ROWS: tuple[Row, ...] = (
+    Row("windows", "conv1d conv2d conv3d", MULTILINEAR, windows.convolution,
+        "value input weight bias; flag stride padding dilation groups", _CHANNELS),
+    Row("windows", "conv_transpose1d conv_transpose2d conv_transpose3d", MULTILINEAR,
+        windows.transposed_convolution,
+        "value input weight bias; flag stride padding output_padding groups dilation",
+        _CHANNELS),
+    *(Row("windows", f"max_pool{n}d adaptive_max_pool{n}d", NONLINEAR, windows.pooled(n),
+          _LARGEST_OF, _LARGEST) for n in (1, 2, 3)),
+    *(Row("windows", "max_pool2d_with_indices " * (n == 2) + f"adaptive_max_pool{n}d_with_indices",
+          NONLINEAR, windows.pooled_with_places(n), _LARGEST_OF,
+          "the largest of each window and its place") for n in (1, 2, 3)),
+    Row("windows", "avg_pool1d adaptive_avg_pool1d", LINEAR, windows.pooled(1),
+        f"{_POOL} count_include_pad", "the mean of each window"),
+    *(Row("windows", f"avg_pool{n}d adaptive_avg_pool{n}d", LINEAR, windows.pooled(n),
+          f"{_POOL} count_include_pad divisor_override", "the mean of each window")
+      for n in (2, 3)),
+    Row("windows", "interpolate", LINEAR, windows.resized,
+        "value input; flag size scale_factor mode align_corners recompute_scale_factor "
+        "antialias",
+        "weighted means of neighbours"),
+    Row("windows", "grid_sample", LINEAR, windows.sampled,
+        "value input; control grid; flag mode padding_mode align_corners",
+        "linear in what is read; the places must be common to the ranks of a sum"),
+    Row("windows", "pixel_shuffle", LINEAR, windows.shuffled,
+        "value input; flag upscale_factor",
+        "channels become places: the pieces of places grow by that factor"),
+    Row("windows", "unfold", LINEAR, windows.unfolded,
+        "value input; dim dimension; flag size step kernel_size dilation padding stride",
+        "every window by itself"),
+    Row("windows", "fold", LINEAR, windows.folded,
+        "value input; flag output_size kernel_size dilation padding stride",
+        "windows are summed where they overlap"),
+    Row("norms and losses", "batch_norm", NONLINEAR, norms.batch_norm,
+        "value input running_mean running_var weight bias; flag training momentum eps "
+        "cudnn_enabled",
+        "statistics over batch and places, or given ones; linear in the weight, and a bias "
+        "is a term"),
+    Row("norms and losses", "instance_norm", NONLINEAR, norms.instance_norm,
+        "value input running_mean running_var weight bias; flag use_input_stats momentum "
+        "eps cudnn_enabled",
+        "statistics over places, or given ones; linear in the weight, and a bias is a "
+        "term"),
+    Row("norms and losses", "group_norm", NONLINEAR, norms.group_norm,
+        "value input weight bias; flag num_groups eps cudnn_enabled",
+        "statistics over groups of channels; linear in the weight, and a bias is a term"),
+    Row("norms and losses", "local_response_norm", NONLINEAR, windows.over_channels,
+        "value input; flag size alpha beta k",
+        "each element by its neighbours among the channels"),
+    Row("norms and losses",
+        "kl_div poisson_nll_loss hinge_embedding_loss "
+        "margin_ranking_loss",
+        NONLINEAR, losses.elementwise_loss,
+        "value input/input1 input2 target; flag size_average reduce reduction log_target "
+        "log_input full eps margin",
+        "elementwise, then a sum over all elements"),
+    Row("norms and losses", "triplet_margin_loss", NONLINEAR,
+        losses.row_loss,
+        "value input1/anchor input2/positive negative target; flag margin p eps swap "
+        "size_average reduce reduction",
+        "a number for each row of the last dim, then a sum over rows"),
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""Compares numbers: equal up to the rounding of their dtype, and of what was summed."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from placements.testing.forms.operands import Place, join_value
+from placements.types.axis import AxisType, P
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def same(
+    value: Tensor,
+    expected: Tensor,
+    summed: Tensor | None = None,
+    computed_in: torch.dtype | None = None,
+) -> bool:
+    """Return whether two tensors hold the same, up to the rounding of their dtype.
+
+    `computed_in` is the dtype of the computation; the coarser of the two counts.
+    `summed` is the sum of the magnitudes of a Partial's summands. They may cancel, so the
+    rounding is theirs, and where one of them is not finite their sum says nothing.
+    """
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        return False
+    if value.is_complex():
+        value, expected = (torch.view_as_real(x.resolve_conj()) for x in (value, expected))
+        summed = None if summed is None else summed.unsqueeze(-1)
+    if not value.is_floating_point():
+        return torch.equal(value, expected)
+    dtypes = (value.dtype, computed_in or value.dtype)
+    tolerance = max(_TOLERANCE.get(dtype, 5e-2) for dtype in dtypes)
+    if summed is not None:
+        off = (value - expected).abs() > tolerance * (1 + summed)
+        return not bool((off & summed.isfinite()).any())
+    return torch.allclose(value, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def magnitudes(
+    held: Mapping[Place, Tensor], types: Mapping[str, AxisType], sizes: Mapping[str, int]
+) -> dict[Place, Tensor]:
+    """By place on Varying axes, the sums of magnitudes of what is Partial; else nothing."""
+    if P not in types.values() or not next(iter(held.values())).is_floating_point():
+        return {}
+    return join_value({rank: x.abs() for rank, x in held.items()}, types, sizes)
+
+
+def show(x: Tensor) -> str:
+    text = str([number.item() for number in x.detach().flatten()[:6]])
+    kind = str(x.dtype).removeprefix("torch.")
+    return f"{kind}{list(x.shape)} {text}"

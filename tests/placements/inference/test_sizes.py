@@ -1,0 +1,61 @@
+"""Sizes that were read on one presentation of the ranks, and used on another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from placements import (
+    PlacementError,
+    R,
+    S,
+    V,
+    assert_type,
+    axis_rank,
+    set_current_mesh,
+    type_of,
+    typecheck,
+)
+
+Line = Callable[[Tensor, Tensor, Any], Tensor]
+MADE: dict[str, Line] = {
+    "ones_like": lambda x, z, n: torch.ones_like(x).sum(0),
+    "ones": lambda x, z, n: torch.ones(x.shape[0]),
+    "new_ones": lambda x, z, n: x.new_ones(x.shape),
+    "full_like": lambda x, z, n: torch.full_like(x, 2.0),
+    "expand_as": lambda x, z, n: torch.ones(3).expand_as(x).sum(0),
+    "expand": lambda x, z, n: z.expand(x.shape[0], 4).sum(0),
+    "empty_like": lambda x, z, n: torch.empty_like(x).fill_(1.0),
+    "rank": lambda x, z, n: torch.ones(n + 1).sum(),
+    "cat": lambda x, z, n: torch.cat([z, torch.ones(x.shape[0])]),
+}
+VIEWED: dict[str, Line] = {
+    "view": lambda x, z, n: z.view(x.shape[0], -1),
+    "view, last": lambda x, z, n: z.view(-1, x.shape[0]).sum(1),
+    "unflatten": lambda x, z, n: z.unflatten(0, (x.shape[0], -1)),
+    "of a constant": lambda x, z, n: torch.ones(4).view(x.shape[0], -1),
+}
+
+
+def run(line: Line) -> Tensor:
+    """x is cut over dp on the dense mesh; the line runs on the sparse mesh, z is whole."""
+    with set_current_mesh({"dp": 2, "tp": 2}):
+        x = assert_type(torch.randn(2, 3), {"dp": S(0), "tp": R})
+        rank = axis_rank("dp")
+        with set_current_mesh({"edp": 2, "ep": 2}):
+            z = assert_type(torch.arange(4.0), {"edp": R, "ep": R})
+            return line(x, z, rank)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_sized_on_another_mesh_may_differ_on_every_axis(name: str) -> None:
+    with typecheck():
+        assert type_of(run(MADE[name])) == {"edp": V, "ep": V}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_a_view_to_a_size_of_another_mesh_is_refused(name: str) -> None:
+    with typecheck(), pytest.raises(PlacementError, match="read on another mesh"):
+        run(VIEWED[name])
