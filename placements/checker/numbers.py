@@ -169,7 +169,8 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return result
     if kwargs:
         return _with_facts(known, result, args, kwargs)
-    key = (func, known, result, *args[1:])
+    # A dim may be counted from the end, so that of what it is the size depends on all dims.
+    key = (func, known, result, *((args[0].dim(), *args[1:]) if len(args) > 1 else ()))
     found = known.mesh.inferred.get(key)
     if found is None:
         found = _with_facts(known, result, args, kwargs)

@@ -175,6 +175,17 @@ def test_sizes_serve_as_sizes() -> None:
     assert on_ranks(program) == [{"dp": S(0), "tp": R}] * 3
 
 
+def test_a_size_counted_from_the_end_is_that_of_its_own_tensor() -> None:
+    """Tensors of other numbers of dims share a type and a size, and not the dim at -1."""
+    with set_current_mesh({"tp": 2}), typecheck():
+        cube = assert_type(torch.ones(2, 2, 2), {"tp": S(0)})
+        rows = assert_type(torch.ones(2), {"tp": S(0)})
+        for _ in range(2):
+            assert facts_of(cube.size(-1)) == NOTHING
+            assert facts_of(rows.size(-1)).letters == (("tp", "P"),)
+            assert facts_of(cube.size(-3)).letters == (("tp", "P"),)
+
+
 def test_rows_up_to_the_size_of_a_piece_are_the_ranks_own() -> None:
     def program() -> Any:
         tp = device_mesh().get_local_rank("tp")
