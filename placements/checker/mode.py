@@ -188,10 +188,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         result = self.__torch_function__(func, (), args, rest)
         fits = isinstance(out, Tensor) and isinstance(result, Tensor)
         fits = fits and out.shape == result.shape and out.dtype == result.dtype
+        fits = fits and _are_cut_alike(out, result)  # one row may be a piece, or the whole
         if not fits or result.requires_grad or out.requires_grad:
             raise refused_call(
                 call.op.name,
-                "out= is not a tensor of the shape and dtype of the result, without a "
+                "out= is not a tensor of the shape, cut and dtype of the result, without a "
                 "gradient",
                 rule="torch would give it other memory, or cut the graph, behind its type",
                 advice="use the result",
@@ -240,6 +241,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 f"called in a form that the table does not know: {error}",
                 advice="pass the arguments as the torch documentation names them",
             ) from None
+
+
+def _are_cut_alike(one: Tensor, two: Tensor) -> bool:
+    known = [type_or_error(x, "out=") for x in (one, two)]
+    return all(known[0].cuts(d) == known[1].cuts(d) for d in range(one.dim()))
 
 
 # A result that stays without a type.
