@@ -10,10 +10,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import BackwardHook
 
 from placements._torch import hooks_of, leaf_of, unseen
 from placements.checker.arguments import tensors_in
@@ -81,24 +82,93 @@ def _looking(mode: Checker, known: TensorType) -> Generator[_Looking]:
             yield looking
 
 
+@contextmanager
+def _typed(of: Sequence[tuple[Tensor, TensorType]]) -> Generator[None]:
+    """Give gradients the dual types of what they are the gradients of."""
+    before = [tags.get(grad) for grad, _ in of]
+    try:
+        for grad, known in of:
+            if note_of(grad) is None:
+                tags.put(grad, known.dual())
+        yield
+    finally:
+        for (grad, _), own in zip(of, before, strict=True):
+            if own is None:
+                tags.clear(grad)
+            else:
+                tags.put(grad, own)
+
+
 def _checked(hook: Hook, mode: Checker, known: TensorType, grad: Tensor) -> Any:
     """Call a hook of a tensor of type `known` with the gradient of the tensor."""
     if not current.in_backward:
         return hook(grad)
-    before = tags.get(grad)
-    with _looking(mode, known) as looking:
-        if note_of(grad) is None:
-            tags.put(grad, known.dual())
-        try:
-            found = hook(grad)
-            if isinstance(found, Tensor) and found is not grad:
-                _check(hook, "returns", known.dual(), found, looking)
-        finally:
-            if before is None:
-                tags.clear(grad)
-            else:
-                tags.put(grad, before)
+    with _looking(mode, known) as looking, _typed([(grad, known)]):
+        found = hook(grad)
+        if isinstance(found, Tensor) and found is not grad:
+            _check(hook, "returns", known.dual(), found, looking)
     return found
+
+
+# Types of the tensors among the arguments or the results of a module, by position.
+_Ends = dict[int, TensorType]
+
+
+def _checked_ends(
+    hook: Hook, mode: Checker, ends: Sequence[_Ends], module: Any, *grads: Any
+) -> Any:
+    """Call a hook of a module; what it returns stands for the first of `grads`."""
+    typed = [
+        (grad, types[k])
+        for types, group in zip(ends, grads, strict=True)
+        for k, grad in enumerate(group)
+        if isinstance(grad, Tensor) and k in types
+    ]
+    if not current.in_backward or not typed:
+        return hook(module, *grads)
+    with _looking(mode, typed[0][1]) as looking, _typed(typed):
+        found: Any = hook(module, *grads)
+        for k, grad in enumerate(_several(found)):
+            if isinstance(grad, Tensor) and grad is not grads[0][k] and k in ends[0]:
+                _check(hook, "returns", ends[0][k].dual(), grad, looking)
+    return found
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return cast(Any, value) if isinstance(value, tuple | list) else (value,)
+
+
+class CheckedModuleHooks(BackwardHook):
+    """Calls the hooks of a module in backward, and checks what they return."""
+
+    def __init__(self, module: Any, hooks: Sequence[Hook], before: Sequence[Hook]) -> None:
+        self._inputs, self._outputs = _Ends(), _Ends()
+        super().__init__(
+            module,
+            [self._checked(hook, self._inputs, self._outputs) for hook in hooks],
+            [self._checked(hook, self._outputs) for hook in before],
+        )
+
+    def _checked(self, hook: Hook, *ends: _Ends) -> Hook:
+        mode = current.mode
+        if mode is None or not _is_users(hook):
+            return hook
+        return partial(_checked_ends, hook, mode, ends)
+
+    def setup_input_hook(self, args: Any) -> Any:
+        self._inputs.update(_types_of(args))
+        return cast(Any, super()).setup_input_hook(args)
+
+    def setup_output_hook(self, args: Any) -> Any:
+        self._outputs.update(_types_of(_several(args)))
+        return cast(Any, super()).setup_output_hook(args)
+
+
+def _types_of(values: Sequence[Any]) -> Iterator[tuple[int, TensorType]]:
+    for k, value in enumerate(values):
+        known = tags.get(value) if isinstance(value, Tensor) else None
+        if known is not None:
+            yield k, known
 
 
 def _noted(tensor: Tensor) -> TensorType | None:

@@ -188,7 +188,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         result = self.__torch_function__(func, (), args, rest)
         fits = isinstance(out, Tensor) and isinstance(result, Tensor)
         fits = fits and out.shape == result.shape and out.dtype == result.dtype
-        fits = fits and _are_cut_alike(out, result)  # one row may be a piece, or the whole
+        # One row may be a piece or the whole.
+        fits = fits and type_or_error(out, "out=").is_cut_as(type_or_error(result, "out="))
         if not fits or result.requires_grad or out.requires_grad:
             raise refused_call(
                 call.op.name,
@@ -241,11 +242,6 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 f"called in a form that the table does not know: {error}",
                 advice="pass the arguments as the torch documentation names them",
             ) from None
-
-
-def _are_cut_alike(one: Tensor, two: Tensor) -> bool:
-    known = [type_or_error(x, "out=") for x in (one, two)]
-    return all(known[0].cuts(d) == known[1].cuts(d) for d in range(one.dim()))
 
 
 # A result that stays without a type.

@@ -26,6 +26,7 @@ from placements.checker import (
     buffers,
     functions,
     guards,
+    hooks,
     layout,
     numbers,
     writes,
@@ -46,8 +47,11 @@ def _patches() -> Iterator[_Patch]:
     # A Function hides a backward that nobody checked.
     yield _Patch(torch.autograd.Function, "apply", functions.checked_function)
     # A module's state may be replaced, and checkpointers would keep the old tensor.
-    for hooks in _torch.REGISTRATION_HOOKS:
-        yield _Patch(hooks, "placements", partial(_replaced_by, buffers.check_registration))
+    for asked in _torch.REGISTRATION_HOOKS:
+        yield _Patch(asked, "placements", partial(_replaced_by, buffers.check_registration))
+    # A hook of a module may change gradients, and checking is suspended where it runs.
+    of_modules = partial(_replaced_by, hooks.CheckedModuleHooks)
+    yield _Patch(nn.modules.module, "BackwardHook", of_modules)
     # A step with gradients that are not summed makes the ranks' parameters part.
     yield _Patch(_torch.STEP_HOOKS, "placements", partial(_replaced_by, steps.before_step))
     # The type of a tensor says what its old memory holds.

@@ -113,6 +113,11 @@ class TensorType(Mapping[str, AxisType]):
             for _, order in self.orders
         )
 
+    def is_cut_as(self, other: "TensorType") -> bool:
+        """Return whether the same dims are cut over the same axes, into the same pieces."""
+        dims = {*self.cut_dims, *other.cut_dims}
+        return all(self.cuts(dim) == other.cuts(dim) for dim in dims)
+
     def cuts(self, dim: int) -> Cuts:
         """(axis, extent) of every cut of `dim`, outermost first."""
         found: list[tuple[str, Extent]] = []

@@ -10,6 +10,7 @@ _CHANNELS = (
     "linear in each of input and weight; the channels are contracted, and a bias is a term"
 )
 _LARGEST = "the largest of each window"
+_WITH_PLACES = "the largest of each window and its place"
 
 ROWS: tuple[Row, ...] = (
     Row("windows", "conv1d conv2d conv3d", MULTILINEAR, windows.convolution,
@@ -20,9 +21,10 @@ ROWS: tuple[Row, ...] = (
         _CHANNELS),
     *(Row("windows", f"max_pool{n}d adaptive_max_pool{n}d", NONLINEAR, windows.pooled(n),
           _LARGEST_OF, _LARGEST) for n in (1, 2, 3)),
-    *(Row("windows", "max_pool2d_with_indices " * (n == 2) + f"adaptive_max_pool{n}d_with_indices",
-          NONLINEAR, windows.pooled_with_places(n), _LARGEST_OF,
-          "the largest of each window and its place") for n in (1, 2, 3)),
+    Row("windows", "max_pool2d_with_indices", NONLINEAR, windows.pooled_with_places(2),
+        _LARGEST_OF, _WITH_PLACES),
+    *(Row("windows", f"adaptive_max_pool{n}d_with_indices", NONLINEAR,
+          windows.pooled_with_places(n), _LARGEST_OF, _WITH_PLACES) for n in (1, 2, 3)),
     Row("windows", "avg_pool1d adaptive_avg_pool1d", LINEAR, windows.pooled(1),
         f"{_POOL} count_include_pad", "the mean of each window"),
     *(Row("windows", f"avg_pool{n}d adaptive_avg_pool{n}d", LINEAR, windows.pooled(n),

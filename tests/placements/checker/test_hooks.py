@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from placements import (
     I,
@@ -213,3 +213,52 @@ def test_the_error_names_the_hook_and_the_axis() -> None:
     assert "it returns a gradient that has no type" in str(caught.value)
     assert caught.value.axis == "tp"
     assert "clamp at test_hooks.py:" in caught.value.rule
+
+
+class Doubling(nn.Module):
+    """A module of two inputs and two outputs, one of each a plain number."""
+
+    def forward(self, x: Tensor, factor: int) -> tuple[Tensor, int]:
+        return x * factor, factor
+
+
+def run_module(t: Any, hook: Hook, kind: str) -> None:
+    """A hook of a module in backward, which gets and returns one gradient."""
+    module = Doubling()
+    if kind == "pre":
+        module.register_full_backward_pre_hook(lambda _, outs: changed(hook, outs))
+    else:
+        module.register_full_backward_hook(lambda _, ins, outs: changed(hook, ins))
+    with set_current_mesh({"tp": 2}), typecheck():
+        x = leaf(t)
+        y, _ = module(x, 2)
+        loss_of(y).backward()
+        assert x.grad is not None
+        assert type_of(x.grad) == {"tp": {"R": P, "P": R}.get(repr(t), t)}
+
+
+def changed(hook: Hook, grads: Any) -> Any:
+    found = hook(grads[0])
+    return None if found is None else (found, *grads[1:])
+
+
+@pytest.mark.parametrize("kind", ["full", "pre"])
+@pytest.mark.parametrize("name", CHANGES_THE_TYPE)
+def test_a_hook_of_a_module_that_changes_the_type_is_refused(name: str, kind: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        run_module(*CHANGES_THE_TYPE[name], kind)
+    assert "hook" in str(caught.value) or "in-place" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["full", "pre"])
+@pytest.mark.parametrize("name", KEEPS_THE_TYPE)
+def test_a_hook_of_a_module_that_keeps_the_type_is_accepted(name: str, kind: str) -> None:
+    run_module(*KEEPS_THE_TYPE[name], kind)
+
+
+@pytest.mark.parametrize("kind", ["full", "pre"])
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_hook_of_a_module_may_look_at_anything(name: str, kind: str) -> None:
+    seen: list[Any] = []
+    run_module(R, lambda g: seen.append(LOOKS[name](g)), kind)
+    assert len(seen) == 1
