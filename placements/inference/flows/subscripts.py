@@ -18,6 +18,7 @@ from placements.inference.flows.indexing import (
 from placements.inference.flows.views import PIECEWISE
 from placements.inference.numbers import RankInt
 from placements.inference.op import Op
+from placements.inference.rules import NONLINEAR
 from placements.inference.sizes import unwritten
 from placements.inference.terms import (
     NO_ARGUMENT,
@@ -174,6 +175,10 @@ class _Plan:
 
     def written_index_terms(self) -> list[Term]:
         terms: list[Term] = []
+        indices = [e[0] for e in self.tensors if not e[0].is_bool]
+        if len(indices) > 1:  # the k-th of each go together, so they must be cut alike
+            together = zip(indices, broadcast(indices), strict=True)
+            combine(NONLINEAR, [Term(i, labels, is_index=True) for i, labels in together])
         # With several, the k-th row that a mask selects goes with the k-th of the others.
         is_alone = sum(not _is_one_row(entry) for entry, _, _ in self.tensors) == 1
         for entry, dim, width in self.tensors:

@@ -2,11 +2,15 @@
 
 import multiprocessing
 import random
+import resource
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +25,7 @@ from placements.testing.forms.runs import source_of
 from placements.testing.forms.signatures import signatures
 
 ATTEMPTS = 40  # lines drawn for one that runs on one device
+MEMORY = 4 << 30  # bytes that a line may ask for
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,10 @@ def reports(
     if jobs == 1:
         yield from map(one_op, ops)
     else:
-        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            yield from pool.imap(one_op, ops)
+        # A process that is killed breaks this pool; multiprocessing.Pool would wait for it.
+        spawned = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, spawned) as pool:
+            yield from pool.map(one_op, ops)
 
 
 def run_op(
@@ -134,11 +141,31 @@ def run_op(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _memory_left(MEMORY):
             warnings.simplefilter("ignore")
             return _run_op(op, range(forms) if only is None else [only], seed, about)
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _memory_left(size: int) -> Generator[None]:
+    """Let an allocation beyond `size` bytes fail, so that a line with it is no form.
+
+    A drawn size may ask for more than the machine has, and then the system kills.
+    """
+    pages = Path("/proc/self/statm")
+    if not pages.exists():  # only Linux says how much a process has
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = resource.getpagesize() * int(pages.read_text().split()[0])
+    limit = used + size if before[1] < 0 else min(used + size, before[1])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _run_op(op: str, numbers: Iterable[int], seed: int, about: Collection[str]) -> Report:
