@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from placements.checker.hooks import in_backward
+from placements.inference.combine import as_numbers
 from placements.inference.fixes import Fix, call_text
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
@@ -73,7 +74,7 @@ def _check_loss(call: str, loss: Tensor) -> None:
 
 def check_gradient(call: str, known: TensorType, seed: Tensor, *of: Tensor) -> None:
     """Raise PlacementError unless `seed` is typed as the gradient of such a value."""
-    expected, actual = known.dual(), type_or_error(seed, call)
+    expected, actual = known.dual(), as_numbers(type_or_error(seed, call))
     if actual.is_number and actual.fresh is not None:
         actual = from_factory(expected.mesh, actual.fresh)  # it is that on any mesh
     elif actual.mesh != expected.mesh:

@@ -19,6 +19,7 @@ from placements.checker.arguments import (
 from placements.checker.backward import advice_on_gradient
 from placements.checker.trial import Trial
 from placements.inference import padding
+from placements.inference.combine import as_numbers
 from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
 from placements.inference.flows.losses import MEAN, mean_fix
 from placements.inference.flows.random import refuse_own_generator
@@ -330,11 +331,26 @@ def _advice_on_gradients(things: Sequence[Thing]) -> str:
     return next(filter(None, (advice_on_gradient(thing) for thing in things)), "")
 
 
+def _check_counts(target: Operand, found: TensorType) -> None:
+    """Numbers of own rows are written over such numbers alone, and by nothing else."""
+    if target.type.index == found.index:
+        return
+    raise Refusal(
+        "numbers of each rank's own rows are pieces only as an index of those rows, and what "
+        "is written here counts other rows, or none",
+        operand=target,
+        expected=f"an index ({target.type.index!r})" if target.type.index else "numbers",
+        kind="policy",
+    )
+
+
 def _written(target: Operand, found: TensorType) -> TensorType:
     """An in-place op keeps the type of what it writes, unless it is fresh."""
     old = target.type
     if old.fresh is not None:
         return found
+    if as_numbers(old) is not old or as_numbers(found) is not found:
+        _check_counts(target, found)
     if old.types == found.types and old.orders == found.orders:
         return padding.written(target, found)
     axis = next((a for a in old if old[a] != found[a]), None)

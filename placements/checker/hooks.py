@@ -18,6 +18,7 @@ from torch.utils.hooks import BackwardHook
 
 from placements._torch import hooks_of, leaf_of, unseen
 from placements.checker.arguments import tensors_in
+from placements.inference.combine import as_numbers
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
 from placements.runtime import tags
@@ -211,6 +212,7 @@ def _check(
             actual="no type",
             rule=_RULE if cause is None else f"{_RULE}; {cause.headline}",
         ) from cause
+    actual = as_numbers(actual)
     if actual.is_number and actual.fresh is not None:
         actual = from_factory(wanted.mesh, actual.fresh)
     try:

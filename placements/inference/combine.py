@@ -87,18 +87,25 @@ def _as_numbers(term: Term, index: Index | Computed | None) -> Term:
     device has. As an index of those rows they are, and the result may be such an index.
     """
     found = term.operand.type
+    if found.index is None or term.is_index or found.index == index:
+        return term
+    numbers = as_numbers(found)
+    if numbers is found:
+        return term
+    return replace(term, operand=replace(term.operand, type=numbers))
+
+
+def as_numbers(found: TensorType) -> TensorType:
+    """Return the type of a tensor whose elements are taken for numbers, not for rows."""
     domain = found.index
     if not isinstance(domain, Index) or not domain.cuts:
-        return term
-    if term.is_index or domain == index:
-        return term
+        return found
     own = {axis for axis, _ in domain.cuts}
     for order in found.cut_dims.values():
         counted = [k for k, axis in enumerate(order) if axis in own]
         own |= set(order[: max(counted, default=0)])
     types = {axis: V if axis in own else t for axis, t in found.items()}
-    numbers = make(found.mesh, types, domain, found.fresh).with_pads(found.pads)
-    return replace(term, operand=replace(term.operand, type=numbers))
+    return make(found.mesh, types, domain, found.fresh).with_pads(found.pads)
 
 
 def _is_same_anywhere(term: Term) -> bool:

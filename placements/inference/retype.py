@@ -75,9 +75,9 @@ def retyped(
     elif isinstance(dst, Shard):
         dst = _claimed(dst, shape, mesh.sizes[axis], rank, x, axis)
         # What is joined along the inner cuts is a piece of the new one.
-        new_type = make(mesh, {axis: dst, **others}, _index_after(row, x.type.index))
+        new_type = make(mesh, {axis: dst, **others}, _index_after(row, x, axis))
         return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
-    new_type = make(mesh, {**others, axis: dst}, _index_after(row, x.type.index))
+    new_type = make(mesh, {**others, axis: dst}, _index_after(row, x, axis))
     return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
 
 
@@ -142,13 +142,22 @@ def shifted(types: dict[str, AxisType], dim: int, by: int) -> dict[str, AxisType
     }
 
 
-def _index_after(
-    row: Transition, index: Index | Computed | None
-) -> Index | Computed | None:
+OWN_ROWS = (
+    "numbers of each rank's own rows count nothing on another rank: to_global(index, axis, "
+    "extent) counts the rows of all ranks"
+)
+
+
+def _index_after(row: Transition, x: Operand, axis: str) -> Index | Computed | None:
     """Return the index after a move: a rank's own rows count nothing on another rank."""
-    if isinstance(index, Index) and index.cuts and row.communicates:
-        return COMPUTED
-    return index
+    index = x.type.index
+    if not isinstance(index, Index) or not row.communicates:
+        return index
+    if axis not in {own for own, _ in index.cuts}:
+        return index
+    if row.src == "S":
+        raise Refusal(OWN_ROWS, axis, x, "an index of the rows of all ranks")
+    return COMPUTED
 
 
 SENT = "rows of padding would be sent like the others, and their mask would stay here"

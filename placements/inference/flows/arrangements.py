@@ -6,7 +6,8 @@ from typing import Any, cast
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import broadcast, dims_of
 from placements.inference.flows.elementwise import linearity_to
-from placements.inference.flows.reductions import along
+from placements.inference.flows.indexing import index_of_written
+from placements.inference.flows.reductions import along, moved_along
 from placements.inference.flows.views import moved, pieces
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
@@ -103,12 +104,12 @@ def halves(op: Op, input: Operand, dim: int = -1) -> TensorType:
 
 
 def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType:
-    return along(op, input, dims)
+    return moved_along(op, input, dims)
 
 
 def mirrored(op: Op, input: Operand) -> TensorType:
     """flipud: the rows of dim 0; fliplr: those of dim 1."""
-    return along(op, input, {"flipud": 0, "fliplr": 1}[op.name])
+    return moved_along(op, input, {"flipud": 0, "fliplr": 1}[op.name])
 
 
 def bucketed(op: Op, input: Any, boundaries: Operand, **settings: Any) -> TensorType:
@@ -146,7 +147,8 @@ def masked_scatter(op: Op, input: Operand, mask: Operand, source: Operand) -> Te
         Term(source, (reason,) * source.ndim),
         Term(mask, own[1], is_control=True),
     ]
-    return combine(linearity_to(op, source, input.dtype), terms, index=input.type.index)
+    linearity = linearity_to(op, source, input.dtype)
+    return combine(linearity, terms, index=index_of_written(input, source))
 
 
 def distinct(op: Op, input: Operand, **settings: Any) -> TensorType:

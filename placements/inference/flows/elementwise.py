@@ -175,6 +175,16 @@ def _wraps(input: Operand, dtype: object) -> bool:
     return small and text.removesuffix("tensor") != input.dtype
 
 
+# What holds the number of any row as it is.
+_HOLDS_ROWS = ("int64", "int32", "float64", "long", "int", "double")
+
+
+def _holds_rows(dtype: object) -> bool:
+    """Whether a cast to a dtype (None: to the same one) leaves an index as it is."""
+    text = str(dtype).rpartition(".")[2].strip("'>").lower().removesuffix("tensor")
+    return dtype is None or text in _HOLDS_ROWS
+
+
 def linearity_to(op: Op, input: Operand, dtype: object) -> Linearity:
     changes = rounded(input, dtype) or _wraps(input, dtype)
     return NONLINEAR if changes else op.linearity
@@ -183,17 +193,20 @@ def linearity_to(op: Op, input: Operand, dtype: object) -> Linearity:
 def to_dtype(op: Op, input: Operand, dtype: Any = None, other: Any = None) -> TensorType:
     """The same values in another dtype, device or layout."""
     target = other.dtype if isinstance(other, Operand) else dtype
-    return _cast(linearity_to(op, input, target), input, rounded(input, target))
+    rounds = rounded(input, target) or not _holds_rows(target)
+    return _cast(linearity_to(op, input, target), input, rounds)
 
 
 def to_whole(op: Op, input: Operand) -> TensorType:
     """long and its kin: a value is rounded on the way."""
     rounds = input.can_have_gradient
-    return _cast(NONLINEAR if rounds else op.linearity, input, rounds)
+    linearity = NONLINEAR if rounds else op.linearity
+    return _cast(linearity, input, rounds or not _holds_rows(op.name))
 
 
 def to_bool(op: Op, input: Operand) -> TensorType:
-    return _cast(op.linearity, input, input.can_have_gradient)
+    """bool, byte: a number of a row is not kept."""
+    return _cast(op.linearity, input, True)
 
 
 def _cast(linearity: Linearity, input: Operand, rounds: bool) -> TensorType:
@@ -209,6 +222,12 @@ def same(op: Op, input: Operand) -> TensorType:
     """The same elements in the same places."""
     labels = tuple(range(input.ndim))
     return combine(op.linearity, [Term(input, labels)], index=input.type.index)
+
+
+def each(op: Op, input: Operand) -> TensorType:
+    """Another number in the place of each, so that an index is one no longer."""
+    index = arithmetic_index([input])
+    return combine(op.linearity, [Term(input, tuple(range(input.ndim)))], index=index)
 
 
 def copy(op: Op, input: Operand, src: Operand) -> TensorType:

@@ -296,12 +296,16 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
 def written(
     linearity: Linearity, input: Operand, terms: Sequence[Term], value: object
 ) -> TensorType:
-    return combine(
-        linearity,
-        terms,
-        index=input.type.index,
-        adds_number=adds(value),
-    )
+    index = index_of_written(input, value)
+    return combine(linearity, terms, index=index, adds_number=adds(value))
+
+
+def index_of_written(input: Operand, value: object) -> Index | Computed | None:
+    """What a tensor indexes after a write; what is written need not be an own row."""
+    domain = input.type.index
+    other = value.type.index if isinstance(value, Operand) else None
+    is_own = isinstance(domain, Index) and bool(domain.cuts)
+    return COMPUTED if is_own and other != domain else domain
 
 
 def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:

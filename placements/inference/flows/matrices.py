@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from placements.inference.combine import combine
-from placements.inference.flows.broadcast import broadcast, dims_of, terms_of
+from placements.inference.flows.broadcast import (
+    arithmetic_index,
+    broadcast,
+    dims_of,
+    terms_of,
+)
 from placements.inference.flows.products import inner_value, matmul, plus
 from placements.inference.flows.reductions import reduction
 from placements.inference.flows.views import moved
@@ -92,7 +97,8 @@ def diagonal_embedded(
     """The last dim becomes the diagonal of two new dims."""
     new = dims_of((dim1, dim2), input.ndim + 1)
     left = [d for d in range(input.ndim + 1) if d not in new]
-    return moved(op, input, [*left, Mixed(DIAGONAL)])
+    index = arithmetic_index([input])  # beside the diagonal there are zeros
+    return combine(op.linearity, [Term(input, (*left, Mixed(DIAGONAL)))], index=index)
 
 
 def every_dim(op: Op, input: Operand, **settings: Any) -> TensorType:

@@ -106,6 +106,6 @@ def _check_running(
         mean = combine(
             LINEAR, [Term(old, (0,)), Term(inner_value(new, old.shape, input), (0,))]
         )
-        if old.type.fresh is None and mean.types != old.type.types:
+        if mean.types != old.type.types:
             axis = next((a for a in mean if mean[a] != old.type[a]), None)
             raise Refusal(RUNNING, axis, old, repr(mean[axis]) if axis else repr(mean))

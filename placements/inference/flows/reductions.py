@@ -142,8 +142,13 @@ def _along_term(op: Op, input: Operand, dim: Any) -> Term:
 
 def along(op: Op, input: Operand, dim: Any = None, dtype: Any = None) -> TensorType:
     """Same shape; every element depends on the others along one dim."""
-    linearity = linearity_to(op, input, dtype)
-    return combine(linearity, [_along_term(op, input, dim)], index=input.type.index)
+    linearity, index = linearity_to(op, input, dtype), arithmetic_index([input])
+    return combine(linearity, [_along_term(op, input, dim)], index=index)
+
+
+def moved_along(op: Op, input: Operand, dim: Any) -> TensorType:
+    """The same elements in other places along dims."""
+    return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
 
 
 def normalize(

@@ -5,7 +5,7 @@ from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.broadcast import dims_of
+from placements.inference.flows.broadcast import arithmetic_index, dims_of
 from placements.inference.numbers import RankInt
 from placements.inference.op import Op
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
@@ -287,7 +287,8 @@ def triangle(op: Op, input: Operand, diagonal: int = 0) -> TensorType:
     """tril, triu: what is kept depends on where in the last two dims it stands."""
     reason = "which elements are kept depends on their place in the whole dim"
     labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
-    return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
+    index = arithmetic_index([input])  # the others become zero
+    return combine(op.linearity, [Term(input, tuple(labels))], index=index)
 
 
 def padded(
@@ -310,5 +311,6 @@ def padded(
         value = None
     return combine(
         op.linearity, terms,
-        index=input.type.index, adds_number=bool(value) and any(pads),
+        index=arithmetic_index([input]) if any(pads) else input.type.index,
+        adds_number=bool(value) and any(pads),
     )  # fmt: skip

@@ -159,9 +159,9 @@ def unfolded(
         # (N, C, H, W) -> (N, C * the window, places)
         channels = input.ndim - 3
         labels = [d if d < channels else Mixed(WINDOW) for d in range(input.ndim)]
-    else:
-        along = dimension % input.ndim if input.ndim else 0
-        labels = [Mixed(WINDOW) if d == along else d for d in range(input.ndim)]
+        return combine(op.linearity, [Term(input, tuple(labels))])
+    along = dimension % input.ndim if input.ndim else 0
+    labels = [Mixed(WINDOW) if d == along else d for d in range(input.ndim)]
     return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
 
 
