@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements._torch import hooks_of, leaf_of, unseen
-from placements.checker.arguments import tensors_in
+from placements.checker.call import tensors_in
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
 from placements.runtime import tags
