@@ -11,10 +11,10 @@ from torch import Tensor
 
 from placements.checker.hooks import in_backward
 from placements.inference.combine import as_numbers
-from placements.inference.fixes import Fix, call_text
+from placements.inference.fixes import Fix, call_text, cost
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal
-from placements.inference.transitions import cost, find
+from placements.inference.transitions import find
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
@@ -168,13 +168,6 @@ def gradient_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
             tags.put(grad, known.dual())  # whoever uses it as a gradient says what is wrong
         tags.mark_gradient(grad)
     return grad
-
-
-def advice_on_gradient(x: object) -> str:
-    """Return what to do before a gradient is used that the ranks did not sum yet."""
-    known = tags.get(x) if isinstance(x, Tensor) and tags.is_gradient(x) else None
-    is_pending = known is not None and any(t.letter == "P" for t in known.types)
-    return "reduce_gradients(module) after backward, before its use" if is_pending else ""
 
 
 def set_gradient(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

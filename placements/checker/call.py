@@ -1,46 +1,30 @@
-"""One call of a known op: its operands, its inferred type, or the error that refuses it.
+"""One call of a known op: its operands, and its inferred type.
 
 Operands are the tensors among the arguments and, where an op takes numbers as values, the
 numbers that belong to mesh axes (`numbers.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from torch import Tensor
 
-from placements.checker.arguments import (
-    Call,
-    operands_in,
-    seen_by_inference,
-    tensors_in,
-    with_operands,
-)
-from placements.checker.backward import advice_on_gradient
-from placements.checker.trial import Trial
+from placements._torch import NO_DEFAULT, SlotData
 from placements.inference import padding
 from placements.inference.combine import as_numbers
-from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
-from placements.inference.flows.losses import MEAN, mean_fix
 from placements.inference.flows.random import refuse_own_generator
 from placements.inference.number_operands import chosen_by, number_operand
-from placements.inference.numbers import (
-    RANK_NUMBERS,
-    RankNumber,
-    numbers_in,
-    shown,
-)
-from placements.inference.op import SETTINGS
-from placements.inference.signature import bind, defaults
+from placements.inference.numbers import RANK_NUMBERS, RankNumber, numbers_in
+from placements.inference.op import SETTINGS, UNREAD, Op
+from placements.inference.signature import Signature, Slot, bind, defaults
 from placements.inference.templates import Pattern
 from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
-from placements.runtime.callsite import located, name_of, names_in_call
+from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, refused_call, type_or_error
-from placements.runtime.forgotten import any_questions, asked_before
+from placements.runtime.errors import refused_call, type_or_error
 from placements.runtime.state import current
-from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
@@ -53,8 +37,115 @@ _COUNTS_PADDING = (
 )
 
 
+class Call:
+    """A known op, its overloads, and whether this form of it writes its first argument."""
+
+    __slots__ = (
+        "choices", "in_place", "met", "op", "reads_floats", "roles", "signatures",
+        "takes_mesh", "takes_shared",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: Op,
+        in_place: bool,
+        overloads: Sequence[Sequence[SlotData]],
+        is_method: bool = False,
+        converts: bool = False,
+    ) -> None:
+        self.op = op
+        self.in_place = in_place
+        self.signatures = [
+            Signature(_named(op, slots), is_method, converts) for slots in overloads
+        ]
+        names = {slot.name for signature in self.signatures for slot in signature.slots}
+        self.roles = {name: _role(op, name) for name in sorted(names | SETTINGS)}
+        chosen = ("choice", "subscript")
+        self.choices = [name for name, role in self.roles.items() if role in chosen]
+        self.met: set[tuple[int, ...]] = set()  # hashes of the types of its calls
+        self.reads_floats = op.reads_floats
+        self.takes_mesh = "mesh" in op.takes
+        self.takes_shared = "shared" in op.takes
+
+
+def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:
+    """The slots of an overload, with the table's names for them."""
+    names = ["input" if slot[0] == "self" else slot[0] for slot in slots]
+    if "input" not in names and "tensor" in names:
+        names[names.index("tensor")] = "input"
+    return tuple(
+        Slot(op.other_names.get(name, name), own, kind, default, default is NO_DEFAULT, by)
+        for name, (own, kind, default, by) in zip(names, slots, strict=True)
+    )
+
+
+def _role(op: Op, slot: str) -> str | None:
+    """What the slot is; None: the table does not say."""
+    if slot in SETTINGS:
+        return "flag"
+    return "unread" if slot in UNREAD else op.slots.get(slot, op.slots.get("*"))
+
+
 class UnknownForm(Exception):  # noqa: N818 - turned into an error at the boundary
     """The arguments fit no overload of the op."""
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments, slices included, in order of appearance."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(cast(Any, value).values()))
+
+
+def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
+    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
+    if isinstance(arg, Tensor):
+        return next(operands)
+    if isinstance(arg, np.generic):
+        return cast(Any, arg).item()
+    if isinstance(arg, list | tuple):
+        items = cast(Any, arg)
+        seen = [_seen(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
+    if isinstance(arg, slice):
+        bounds = cast(Any, arg)
+        return slice(
+            *(_seen(b, operands) for b in (bounds.start, bounds.stop, bounds.step))
+        )
+    return arg
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, slice):
+        bounds = cast(Any, value)
+        yield from operands_in((bounds.start, bounds.stop, bounds.step))
+    elif isinstance(value, list | tuple):
+        for item in cast(Any, value):
+            yield from operands_in(item)
+
+
+def _with_operands(value: Any, operands: Sequence[Operand]) -> Any:
+    """The value with each operand replaced by the one in its position."""
+    if isinstance(value, Operand):
+        return operands[value.position]
+    if isinstance(value, list | tuple):
+        items = cast(Any, value)
+        seen = [_with_operands(item, operands) for item in items]
+        return seen if items.__class__ is list else tuple(seen)
+    if isinstance(value, slice):
+        bounds = cast(Any, value)
+        ends = (bounds.start, bounds.stop, bounds.step)
+        return slice(*(_with_operands(end, operands) for end in ends))
+    return value
 
 
 class CallInference:
@@ -72,7 +163,7 @@ class CallInference:
         self.mesh = mesh
         self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
         self.bound: dict[str, Any] = {}
-        self._is_bound = False
+        self.is_bound = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -93,8 +184,8 @@ class CallInference:
     def _bind(self) -> None:
         """Put every argument into its slot, and see that the row says what it is there."""
         left = iter(self.operands)
-        args = [seen_by_inference(arg, left) for arg in self.args]
-        kwargs = {name: seen_by_inference(arg, left) for name, arg in self.kwargs.items()}
+        args = [_seen(arg, left) for arg in self.args]
+        kwargs = {name: _seen(arg, left) for name, arg in self.kwargs.items()}
         op = self.call.op
         bound = bind(self.call.signatures, args, kwargs)
         if bound is None:
@@ -110,7 +201,7 @@ class CallInference:
                 del self.bound[slot]
             else:
                 self.bound[slot] = self._by_role(slot, role, value)
-        self._is_bound = True
+        self.is_bound = True
 
     def _refuse_unless_default(self, slot: str, value: Any) -> None:
         usual = defaults(self.call.signatures, slot)
@@ -164,86 +255,6 @@ class CallInference:
             return [self._with_numbers(item) for item in cast(Any, value)]
         return value
 
-    def error(self, refusal: Refusal, func: Any) -> PlacementError:
-        """The error for a refused call of `func`."""
-        things = self.things
-        named = names_in_call(self.where, self.args, self.kwargs)
-        written = [
-            named(thing) if isinstance(thing, Tensor) else thing.facts.origin
-            for thing in things
-        ]
-        names = [name or self._slot_of(k) for k, name in enumerate(written)]
-        guilty = self._guilty(refusal)
-        # An operand that is written is not to be changed by a fix.
-        kept = 1 if self.call.in_place else 0
-        # Fixes must not divide by what a number forgets, so they are tried as typed.
-        offered: list[Fix] = []
-        # Else the call itself is wrong, or a gradient comes too early to be converted here.
-        if self._is_bound and not _advice_on_gradients(things):
-            infer = Trial(self.typed, func, self.args, self.kwargs, self.operands)
-            offered = fixes(infer, self.operands, names, refusal, kept)
-            offered = [*repeat_fix(infer, self.operands, names), *offered][:MOST]
-            if refusal.reason == MEAN and self.bound.get("reduction") == "mean":
-                offered = [*self._mean_fix(names), *offered][:MOST]
-        return mismatch(
-            located(self.where),
-            names[guilty] if names else self.where,
-            refusal.axis,
-            refusal.expected or "another type",
-            self._actual(refusal, guilty) if things else "refused",
-            rule=refusal.reason,
-            operands=[
-                described(thing, operand.type, name)
-                if isinstance(thing, Tensor)
-                else shown(thing)
-                for thing, operand, name in zip(things, self.operands, written, strict=True)
-            ],
-            fixes=offered,
-            advice=_about_operands(things) or pad_advice(refusal) if not offered else "",
-            branch=asked_before(refusal.axis) if any_questions() else "",
-        )
-
-    def _mean_fix(self, names: Sequence[str]) -> list[Fix]:
-        """The sum of the losses of all ranks over the count of all, if that is accepted."""
-        summed = {**self.bound, "reduction": "sum"}
-        plain = {k: v for k, v in summed.items() if not isinstance(v, Operand)}
-        usual = {slot: defaults(self.call.signatures, slot) for slot in plain}
-        said = {slot: v for slot, v in plain.items() if v not in usual[slot]}
-        try:
-            total = self.call.op.flow(self.call.op, **summed)
-        except Refusal:
-            return []
-        return mean_fix(self.where, total, self.operands, names, plain, said)
-
-    def _slot_of(self, position: int) -> str:
-        """The name of the slot that an operand is in, for want of a name in the program."""
-        for slot, value in self.bound.items():
-            found = list(operands_in(value))
-            for k, operand in enumerate(found):
-                if operand.position == position:
-                    return slot if isinstance(value, Operand) else f"{slot}[{k}]"
-        return f"argument {position}"
-
-    def _guilty(self, refusal: Refusal) -> int:
-        """A size of a piece before the tensor that it is used with."""
-        for k, thing in enumerate(self.things):
-            if not isinstance(thing, Tensor) and thing.facts.letter(refusal.axis) == "P":
-                return k
-        return refusal.operand.position if refusal.operand else 0
-
-    def _actual(self, refusal: Refusal, guilty: int) -> str:
-        found, thing = self.operands[guilty].type, self.things[guilty]
-        if not isinstance(thing, Tensor) and thing.facts.counts_padding:
-            return "the number of all rows"
-        if refusal.axis is not None and refusal.axis in found:
-            t = found[refusal.axis]
-            return repr(t) if isinstance(t, Shard) else WORDS[t.letter]
-        if refusal.index is not None:
-            return f"an index ({found.index!r})"
-        if refusal.pads is not None:
-            return str(refusal.pads)
-        return repr(found)
-
     def _inferred(self, operands: Sequence[Operand]) -> Any:
         try:
             return self.typed(operands)
@@ -268,7 +279,7 @@ class CallInference:
         """The op's flow as a function of its operands, other arguments given."""
         op = self.call.op
         slots = {
-            slot: with_operands(value, operands)
+            slot: _with_operands(value, operands)
             for slot, value in self.bound.items()
             if slot not in SETTINGS
         }
@@ -317,27 +328,13 @@ def _each(found: Any, number: RankNumber) -> Any:
     return type(found)(_each(one, number) for one in found)
 
 
-def _about_operands(things: Sequence[Thing]) -> str:
-    for thing in things:
-        if not isinstance(thing, Tensor) and "P" in dict(thing.facts.letters).values():
-            return (
-                "a size of this rank's piece is a summand of the size over all ranks: "
-                "global_size(x, dim), or global_mean(total, count, axes)"
-            )
-    return _advice_on_gradients(things)
-
-
-def _advice_on_gradients(things: Sequence[Thing]) -> str:
-    return next(filter(None, (advice_on_gradient(thing) for thing in things)), "")
-
-
 def _check_counts(target: Operand, found: TensorType) -> None:
     """Numbers of own rows are written over such numbers alone, and by nothing else."""
     if target.type.index == found.index:
         return
     raise Refusal(
-        "numbers of each rank's own rows are pieces only as an index of those rows, and what "
-        "is written here counts other rows, or none",
+        "numbers of each rank's own rows are pieces only as an index of those rows, and "
+        "what is written here counts other rows, or none",
         operand=target,
         expected=f"an index ({target.type.index!r})" if target.type.index else "numbers",
         kind="policy",

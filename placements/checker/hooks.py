@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import BackwardHook
 
 from placements._torch import hooks_of, leaf_of, unseen
-from placements.checker.arguments import tensors_in
+from placements.checker.call import tensors_in
 from placements.inference.combine import as_numbers
 from placements.inference.presentations import presented
 from placements.inference.terms import Refusal

@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements._torch import op_name
-from placements.checker.arguments import Call, call_of
+from placements._torch import op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
+from placements.checker.call import Call
 from placements.checker.composed import looked_into
 from placements.checker.guards import raw_collective
 from placements.checker.hooks import register_hook
@@ -25,7 +25,9 @@ from placements.checker.training.lists import Element, fused_step, list_op
 from placements.checker.writes import check_data, lend_memory_of, reading_only
 from placements.inference.fixes import call_text
 from placements.inference.literals import literal_type
+from placements.inference.op import Op
 from placements.inference.ops import COMPOSED, LITERALS, METADATA, OPS, READS, SOURCES
+from placements.inference.signature import ANY
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
@@ -86,18 +88,32 @@ def _find(func: Any) -> Any:
     if isinstance(func, FunctionType) and _is_composed(func, name):
         return looked_into
     if name in OPS:
-        call = call_of(func, name, OPS[name], in_place=name == "__setitem__")
+        call = _call_of(func, name, OPS[name], in_place=name == "__setitem__")
         return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
         base = f"__{name[3:]}"  # x &= y
     if base in OPS:
-        return call_of(func, name, OPS[base], in_place=True)
+        return _call_of(func, name, OPS[base], in_place=True)
     listed = list_op(name) or fused_step(name)
     if listed is None:
         return _unknown
     KNOWN[Element(name)], handler = listed
     return handler
+
+
+def _call_of(func: Any, name: str, op: Op, in_place: bool) -> Call:
+    """The op with the overloads of this function, as torch's schemas give them."""
+    is_method, overloads = signatures(func, name)
+    names = list(op.slots)
+    if "::" in name and "*" not in op.slots:  # a custom op has names of its own
+        overloads = [
+            [(names[k] if k < len(names) else s[0], *s[1:]) for k, s in enumerate(slots)]
+            for slots in overloads
+        ]
+    if not overloads:
+        overloads = [[(slot, ANY, None, False) for slot in names]]
+    return Call(op, in_place, overloads, is_method, converts=op_name(func) is not None)
 
 
 def torch_name(func: Any) -> str:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from placements.checker.arguments import refuse_pieces, tensors_in
 from placements.checker.block import opened
-from placements.checker.call import CallInference, UnknownForm
-from placements.checker.lookup import KNOWN, Call, resolve
+from placements.checker.call import Call, CallInference, UnknownForm, tensors_in
+from placements.checker.lookup import KNOWN, resolve
 from placements.checker.numbers import Pieces
+from placements.checker.refusals import refuse_pieces, refused_by
 from placements.checker.writes import check_write
 from placements.inference.numbers import RANK_NUMBERS, plain
 from placements.inference.templates import Pattern, pattern_of
@@ -227,7 +227,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         except Refusal as refusal:
             if refusal.kind == SHAPES:
                 _let_torch_say(call, func, where, args, kwargs)
-            raise inference.error(refusal, func) from None
+            raise refused_by(refusal, inference, func) from None
         except (
             UnknownForm,
             TypeError,
@@ -299,7 +299,7 @@ def check_fit(where: str, result: Any, found: Any) -> None:
         for dim, axes in known.cut_dims.items():
             shard = known.by_axis[axes[-1]]
             assert isinstance(shard, Shard) and shard.extent is not None
-            rows = shard.extent.local_size(known.mesh.place[axes[-1]])
+            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
             if dim >= tensor.dim() or tensor.shape[dim] != rows:
                 raise MisfitError(
                     f"{where}: the inferred type {known!r} does not fit a result of shape "

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from placements.inference.fixes import Fix, call_text
+from placements.inference.fixes import Fix, call_text, cost
 from placements.inference.terms import Refusal
-from placements.inference.transitions import choices, cost, find
+from placements.inference.transitions import choices, find
 from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
 from placements.runtime.errors import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from placements.inference.numbers import NUMBER
 from placements.inference.retype import retyped
 from placements.inference.terms import Operand, Refusal
-from placements.inference.transitions import TRANSITIONS, Transition, cost, find
+from placements.inference.transitions import COSTS, TRANSITIONS, Transition, find
 from placements.types.axis import BY_LETTER, AxisType, Shard
 from placements.types.extents import Even
 from placements.types.padding import Pads
@@ -63,17 +63,17 @@ def fixes(
     attempts = [
         (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
     ]
-    seen: set[str] = set()
+    seen: set[Transition | None] = set()
     for row, changed in [*attempts, (None, ())]:
         if len(mending) == MOST:
             break
-        if (row is not None and _name(row) in seen) or any(k < kept for k in changed):
+        if row in seen or any(k < kept for k in changed):
             continue
         fix = _Attempt(infer, operands, names).run(refusal, row, changed)
         if fix is None or fix in mending or fix in forgetting:
             continue
         (forgetting if fix.forgets else mending).append(fix)
-        seen.add(_name(row) if row else "")
+        seen.add(row)
     return [*mending, *forgetting][:MOST]
 
 
@@ -83,13 +83,14 @@ def repeat_fix(
     """For operands that are cut like others and have fewer heads: repeat the heads."""
     for small in operands:
         for dim in small.type.cut_dims:
-            sizes = {o.shape[dim] for o in operands if o.ndim == small.ndim}
+            ndim = len(small.shape)
+            sizes = {o.shape[dim] for o in operands if len(o.shape) == ndim}
             times = max(sizes) // max(1, small.shape[dim])
             if len(sizes) != 2 or times < 2 or times * small.shape[dim] != max(sizes):
                 continue
             changed = [
                 _with_rows_repeated(o, dim, times)
-                if o.ndim == small.ndim and o.shape[dim] == small.shape[dim]
+                if len(o.shape) == ndim and o.shape[dim] == small.shape[dim]
                 else o
                 for o in operands
             ]
@@ -116,9 +117,15 @@ def _with_rows_repeated(x: Operand, dim: int, times: int) -> Operand:
             t = replace(t, extent=replace(t.extent, rows_in_all=t.extent.total * times))
         types.append(t)
     shape = (*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :])
-    return replace(
-        x, type=TensorType(x.type.mesh, tuple(types), x.type.orders), shape=shape
-    )
+    repeated = TensorType(x.type.mesh, tuple(types), x.type.orders)
+    return replace(x, type=repeated, shape=shape)
+
+
+def cost(row: Transition, axis: str) -> tuple[str, str]:
+    """Return what a transition costs forward and backward, in words."""
+    forward, backward = COSTS[row.call, row.src, row.dst]
+    on = f" over {axis}"
+    return forward + on if forward else "nothing", backward + on if backward else "nothing"
 
 
 def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | None:
@@ -128,10 +135,6 @@ def change(name: str, axis: str, actual: AxisType, expected: AxisType) -> Fix | 
         return None
     text = call_text(row.call, name, axis, actual, expected)
     return Fix(text, *cost(row, axis))
-
-
-def _name(row: Transition) -> str:
-    return f"{row.call} {row.src} {row.dst}"
 
 
 def _choices(row: Transition, operands: Sequence[Operand]) -> list[tuple[int, ...]]:
@@ -232,9 +235,8 @@ def _step(
     row: Transition, x: Operand, axis: str, operands: Sequence[Operand]
 ) -> Operand | None:
     held = x.type.by_axis.get(axis)
-    if held is None or held.letter != row.src or x.type.is_number:
-        return None
-    if x.dtype == NUMBER:  # collectives are for tensors
+    is_number = x.type.is_number or x.dtype == NUMBER  # collectives are for tensors
+    if held is None or held.letter != row.src or is_number:
         return None
     for dst in _destinations(row, x, axis, operands):
         try:
@@ -250,8 +252,7 @@ def _destinations(
     if row.dst != "S":
         return [BY_LETTER[row.dst]]
     # Cut this operand as another one is cut.
-    others = [o.type.by_axis.get(axis) for o in operands]
-    shards = [t for t in others if isinstance(t, Shard)]
+    shards = [t for o in operands if isinstance(t := o.type.by_axis.get(axis), Shard)]
     dims = range(len(x.shape))
     return [replace(t, dim=d) for t in shards for d in dims] or [Shard(d) for d in dims]
 

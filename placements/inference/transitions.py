@@ -123,8 +123,7 @@ def dual_transition(row: Transition) -> Transition:
     return _MEANING_KEPT[src, dst]
 
 
-def cost(row: Transition, axis: str) -> tuple[str, str]:
-    """Return what a transition costs forward and backward, in words."""
-    words = [t.communicates for t in (row, dual_transition(row))]
-    forward, backward = (f"{w} over {axis}" if w else "nothing" for w in words)
-    return forward, backward
+# call, src, dst -> the collectives that are needed forward and backward; None: none.
+COSTS = {
+    key: (t.communicates, dual_transition(t).communicates) for key, t in _BY_CALL.items()
+}

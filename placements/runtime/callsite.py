@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,6 +42,17 @@ def user_frame() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def outermost_frame(file: str, functions: Container[str]) -> FrameType | None:
+    """Return the outermost frame of one of the functions in a file whose path ends so."""
+    frame, found = inspect.currentframe(), None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in functions and code.co_filename.endswith(file):
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 def in_hook_of_user() -> bool:

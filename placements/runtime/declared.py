@@ -85,7 +85,7 @@ def _bound_cuts(
         if extent is None:
             extent = Even(inner * mesh.sizes[axis], mesh.sizes[axis])
             extents[axis] = extent
-        held = extent.local_size(mesh.place[axis])
+        held = extent.sizes[mesh.place[axis]]
         if held != inner:
             raise ArgumentError(
                 f"dim {dim} has {inner} rows here, but {extent!r} over axis {axis!r} "

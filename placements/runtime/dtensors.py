@@ -1,7 +1,7 @@
 """DTensors: the local part of one, and what a call that makes one stands for here."""
 
-import inspect
 import os
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -34,8 +34,8 @@ def _types(mesh: Any, placements: Any) -> dict[str, AxisType]:
 
 
 # Where torch has the calls of DTensors, and what each of them is called by users.
-_API = os.path.join("torch", "distributed", "tensor", "_api.py")
-_CALLS = {
+API = os.path.join("torch", "distributed", "tensor", "_api.py")
+CALLS = {
     "from_local": "DTensor.from_local",
     "to_local": "DTensor.to_local",
     "redistribute": "DTensor.redistribute",
@@ -44,21 +44,13 @@ _CALLS = {
 }
 
 
-def dtensor_call() -> tuple[str, str] | None:
-    """Return the call of a DTensor that this code runs in, and what to write instead.
+def dtensor_call(frame: FrameType) -> tuple[str, str]:
+    """Return the call of a DTensor that a frame runs, and what to write instead.
 
     A block refuses some op deep inside such a call, which the user did not write.
     """
-    frame, found = inspect.currentframe(), None
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in _CALLS and code.co_filename.endswith(_API):
-            found = frame  # the outermost one is the user's
-        frame = frame.f_back
-    if found is None:
-        return None
-    called = found.f_code.co_name
-    return _CALLS[called], _instead(called, found.f_locals)
+    called = frame.f_code.co_name
+    return CALLS[called], _instead(called, frame.f_locals)
 
 
 def _instead(called: str, given: dict[str, Any]) -> str:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from placements._torch import in_transform
 from placements.inference.fixes import Fix
-from placements.runtime import tags
-from placements.runtime.callsite import located, name_of
+from placements.runtime import dtensors, tags
+from placements.runtime.callsite import located, name_of, outermost_frame
 from placements.runtime.describe import described
-from placements.runtime.dtensors import dtensor_call
 from placements.runtime.filled import up_to_date
 from placements.runtime.mesh import checked_mesh
 from placements.types.padding import print_pads
@@ -121,9 +120,9 @@ class Details(Support, total=False):
 
 def refused(where: str, problem: str, **details: Unpack[Details]) -> PlacementError:
     """`where: problem`, and the details below."""
-    inside = dtensor_call()
-    if inside is not None:
-        call, instead = inside
+    frame = outermost_frame(dtensors.API, dtensors.CALLS)
+    if frame is not None:
+        call, instead = dtensors.dtensor_call(frame)
         where = located(call)
         problem = "a block checks local tensors that have types, and takes no DTensors"
         details = Details(rule="a DTensor hides its collectives", advice=instead)

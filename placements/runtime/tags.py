@@ -50,6 +50,8 @@ STATED = "_placements_stated"
 
 # get(tensor): the tensor's type; None if it has none.
 get: Callable[[Tensor], TensorType | None] = attribute_of_tensors(TYPE)
+# is_gradient(tensor): whether it was read as the gradient of a leaf.
+is_gradient: Callable[[Tensor], bool | None] = attribute_of_tensors(_OF_A_LEAF)
 
 
 def put(tensor: Tensor, tensor_type: TensorType) -> None:
@@ -148,10 +150,6 @@ def axes_of(memory: Any) -> tuple[tuple[str, str], ...]:
 def mark_gradient(grad: Tensor) -> None:
     """Remember that a tensor is the `.grad` of another one."""
     setattr(grad, _OF_A_LEAF, True)
-
-
-def is_gradient(tensor: Tensor) -> bool:
-    return getattr(tensor, _OF_A_LEAF, False)
 
 
 def declarations(module: nn.Module) -> Mapping[str, "Declaration"]:

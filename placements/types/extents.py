@@ -150,6 +150,10 @@ class Even(Extent):
     def local_size(self, rank: int) -> int:
         return self.rows_in_all // self.bound_ranks
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.rows_in_all // self.bound_ranks,) * self.bound_ranks
+
     def offset(self, rank: int) -> int:
         return rank * self.local_size(rank)
 

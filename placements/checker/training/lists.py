@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from placements._torch import NO_DEFAULT, SlotData, element_slots
-from placements.checker.arguments import Call, signature_of
+from placements.checker.call import Call
 from placements.inference.ops import OPS
 from placements.runtime import tags
 from placements.runtime.callsite import located
@@ -55,7 +55,7 @@ def list_op(name: str) -> tuple[Call, Handler] | None:
     if not name.startswith("_foreach_") or plain not in OPS:
         return None
     op = replace(OPS[plain], name=name.removesuffix("_"))
-    overloads = [signature_of(op, False, s, False) for s in element_slots(name, plain)]
+    overloads = element_slots(name, plain)
     return Call(op, in_place, overloads), _each_element(name, in_place)
 
 
@@ -111,8 +111,7 @@ def fused_step(name: str) -> tuple[Call, Handler] | None:
     op = replace(OPS[_LIKE], name=name.removesuffix("_"))
     read = [(s, "Tensor", None, False) for s in slots[1:] if s not in NUMBERS]
     first: SlotData = (slots[0], "Tensor", NO_DEFAULT, False)
-    judged = Call(op, True, [signature_of(op, False, [first, *read], False)])
-    return judged, _one_step(name, slots)
+    return Call(op, True, [[first, *read]]), _one_step(name, slots)
 
 
 def _one_step(name: str, slots: Sequence[str]) -> Handler:

@@ -5,14 +5,14 @@ from typing import Any
 
 from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.fixes import Fix
+from placements.inference.fixes import Fix, cost
 from placements.inference.flows.broadcast import broadcast
 from placements.inference.flows.products import inner_value
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
 from placements.inference.sizes import sizes_of
 from placements.inference.terms import Contract, Label, Mixed, Operand, Refusal, Term
-from placements.inference.transitions import cost, find
+from placements.inference.transitions import find
 from placements.types.axis import I, P
 from placements.types.tensor import TensorType
 
