@@ -169,7 +169,8 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return result
     if kwargs:
         return _with_facts(known, result, args, kwargs)
-    key = (func, known, result, *args[1:])
+    # Which dim -1 is depends on how many there are.
+    key = (func, known, result, args[0].ndim, *args[1:])
     found = known.mesh.inferred.get(key)
     if found is None:
         found = _with_facts(known, result, args, kwargs)

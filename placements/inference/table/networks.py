@@ -13,14 +13,15 @@ _LARGEST = "the largest of each window"
 
 ROWS: tuple[Row, ...] = (
     Row("windows", "conv1d conv2d conv3d", MULTILINEAR, windows.convolution,
-        "value input weight bias; flag stride padding dilation groups", _CHANNELS),
+        "value input weight bias; flag stride padding dilation; choice groups", _CHANNELS),
     Row("windows", "conv_transpose1d conv_transpose2d conv_transpose3d", MULTILINEAR,
         windows.transposed_convolution,
-        "value input weight bias; flag stride padding output_padding groups dilation",
-        _CHANNELS),
+        "value input weight bias; flag stride padding output_padding dilation; "
+        "choice groups", _CHANNELS),
     *(Row("windows", f"max_pool{n}d adaptive_max_pool{n}d", NONLINEAR, windows.pooled(n),
           _LARGEST_OF, _LARGEST) for n in (1, 2, 3)),
-    *(Row("windows", "max_pool2d_with_indices " * (n == 2) + f"adaptive_max_pool{n}d_with_indices",
+    *(Row("windows",
+          "max_pool2d_with_indices " * (n == 2) + f"adaptive_max_pool{n}d_with_indices",
           NONLINEAR, windows.pooled_with_places(n), _LARGEST_OF,
           "the largest of each window and its place") for n in (1, 2, 3)),
     Row("windows", "avg_pool1d adaptive_avg_pool1d", LINEAR, windows.pooled(1),
