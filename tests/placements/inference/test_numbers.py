@@ -146,3 +146,20 @@ def test_shapes_that_are_put_together_keep_the_axes() -> None:
         for sizes in joined:
             assert facts_of(sizes.numel()).letter("dp") == "P"
         assert facts_of(torch.broadcast_shapes(x.shape, (1,)).numel()).letter("dp") == "P"
+
+
+def test_the_quotient_of_a_size_is_a_size_where_nothing_is_left_over() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(12, 3), {"dp": S(0)})
+        rows: Any = x.shape[0] // 4
+        assert rows == 3 and facts_of(rows).letter("dp") == "P"
+        assert type_of(torch.zeros(rows)) == {"dp": S(0)}
+        assert type_of(x.view(rows, 4, 3)) == {"dp": S(0)}
+        for other in (x.shape[0] // 5, 5 // x.shape[0], x.shape[0] // x.shape[0]):
+            assert facts_of(other).letter("dp") == "V"
+
+
+def test_uneven_pieces_are_not_divided() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0, Padded(7))})
+        assert facts_of(x.shape[0] // 2).letter("dp") == "V"
