@@ -17,7 +17,7 @@ from placements.checker.arguments import (
     with_operands,
 )
 from placements.checker.backward import advice_on_gradient
-from placements.checker.trial import Trial
+from placements.checker.trial import tried
 from placements.inference import padding
 from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
 from placements.inference.flows.losses import MEAN, mean_fix
@@ -179,7 +179,8 @@ class CallInference:
         offered: list[Fix] = []
         # Else the call itself is wrong, or a gradient comes too early to be converted here.
         if self._is_bound and not _advice_on_gradients(things):
-            infer = Trial(self.typed, func, self.args, self.kwargs, self.operands)
+            given = (func, self.args, self.kwargs, self.operands)
+            infer = tried(self.call.op, self.typed, *given)
             offered = fixes(infer, self.operands, names, refusal, kept)
             offered = [*repeat_fix(infer, self.operands, names), *offered][:MOST]
             if refusal.reason == MEAN and self.bound.get("reduction") == "mean":

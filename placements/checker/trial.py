@@ -9,10 +9,23 @@ import torch
 from torch import Tensor
 
 from placements.inference.fixes import Infer
+from placements.inference.op import Op
 from placements.inference.terms import Operand
 
 
-class Trial:
+def tried(
+    op: Op,
+    infer: Infer,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    operands: Sequence[Operand],
+) -> Infer:
+    """Inference that asks torch, too, unless torch would crash."""
+    return infer if op.needs_memory else _Trial(infer, func, args, kwargs, operands)
+
+
+class _Trial:
     """Infers a call with other operands, and then runs it on tensors without memory.
 
     Some calls cannot run without values. For such a call inference alone decides.

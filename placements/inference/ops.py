@@ -417,6 +417,7 @@ def _op(name: str, row: Row) -> Op:
     return Op(
         name, row.group, row.linearity, row.flow, slots, others, row.along, row.takes,
         row.forgets, row.zeros, row.overwrites, row.copies, row.reads_floats,
+        row.needs_memory,
     )  # fmt: skip
 
 
