@@ -1,4 +1,4 @@
-"""The list of what is replaced in torch while checking is on, and why.
+"""The list of what is replaced in torch and Python while checking is on, and why.
 
 A torch-function mode sees the calls of torch's functions. What it does not see is found by
 replacing the methods that such a call goes through, for as long as any block is open.
@@ -8,6 +8,7 @@ out of pickles, since a tensor may be saved after its block has ended; and the c
 None for the type of a tensor that has none.
 """
 
+import builtins
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -32,6 +33,7 @@ from placements.checker import (
     writes,
 )
 from placements.checker.training import steps
+from placements.runtime import forgotten
 from placements.types.mesh import Mesh
 
 _MISSING = object()
@@ -62,6 +64,9 @@ def _patches() -> Iterator[_Patch]:
     yield _Patch(torch, "frombuffer", writes.noted_array)
     # The product of a torch.Size is a plain number.
     yield _Patch(torch, "broadcast_shapes", numbers.broadcast_sizes)
+    # Python's own return one number, which does not know the axes of the others.
+    for name in ("max", "min"):
+        yield _Patch(builtins, name, forgotten.of_all_axes)
     # A scripted function runs inside torch, where no mode sees what it writes.
     for scripted in _torch.SCRIPTED:
         yield _Patch(scripted, "__call__", guards.watched_script)

@@ -104,7 +104,9 @@ class _Trial:
 
     @cached_property
     def _runs(self) -> bool:
-        return self._is_taken(self._call.operands)
+        # Torch itself crashes in some ops if their tensors have no memory.
+        no_memory = self._call.call.op.needs_memory
+        return not no_memory and self._is_taken(self._call.operands)
 
     def __call__(self, operands: Sequence[Operand]) -> object:
         found = self._call.typed(operands)

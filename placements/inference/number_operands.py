@@ -1,9 +1,22 @@
-"""What ops see of a number that belongs to mesh axes: one more operand, or a choice."""
+"""What is made of a number that belongs to mesh axes: one more operand of an op, a choice
+of rows, or one of several numbers that Python chooses from.
+"""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from placements.inference.combine import combine
-from placements.inference.numbers import NUMBER, RankInt, RankNumber, plain
+from placements.inference.numbers import (
+    NUMBER,
+    Facts,
+    RankInt,
+    RankNumber,
+    belonging,
+    facts_of,
+    is_either,
+    plain,
+)
 from placements.inference.padding import same
 from placements.inference.rules import LINEAR
 from placements.inference.terms import Operand, Term
@@ -49,3 +62,21 @@ def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
     choice = number_operand(number, found.mesh, 0, forgotten=True)
     terms = [Term(rows, tuple(range(ndim))), Term(choice, (), is_control=True)]
     return combine(LINEAR, terms, at_pads=same).with_index(found.index)
+
+
+def chosen_from(choose: Callable[[Iterable[Any]], Any], numbers: list[Any]) -> Any:
+    """Return `max` or `min` of numbers: it differs by rank wherever one of them does.
+
+    Python's own returns one of them, which says where it belongs and not where the others
+    do: on one rank the size of a piece may be the larger, on another a plain number.
+    """
+    every = [facts_of(number) for number in numbers]
+    if all(is_either(every[0], facts) for facts in every):
+        return choose(numbers)
+    axes = dict.fromkeys(axis for facts in every for axis, _ in facts.letters)
+    named = [f.origin or repr(n) for f, n in zip(every, numbers, strict=True)]
+    origin = f"{choose.__name__}({', '.join(named)})"
+    padded = any(facts.counts_padding for facts in every)
+    value = choose(map(plain, numbers))
+    facts = Facts(tuple((axis, "V") for axis in axes), origin, padded)
+    return belonging(int(value) if isinstance(value, bool) else value, facts)

@@ -29,7 +29,7 @@ class Facts:
 
     `counts_padding`: the size of a dim that has rows of padding. `cuts`: how the dim is cut
     of which it is the size, outermost first; a multiple of a size has the multiples of the
-    pieces.
+    pieces, and so has a quotient if every piece can be divided.
     """
 
     letters: tuple[tuple[str, str], ...]
@@ -133,6 +133,10 @@ def _combined(name: str, left: Any, right: Any) -> Any:
     origin = f"{one.origin or left} {_OPERATORS[name][0]} {two.origin or right}"
     padding = one.counts_padding or two.counts_padding
     cuts = _multiplied(one, right) or _multiplied(two, left) if name == "mul" else ()
+    if name == "floordiv":
+        cuts = _divided(one, right)
+        whole = {axis for axis, _ in cuts}
+        letters = tuple((axis, "P" if axis in whole else x) for axis, x in letters)
     return belonging(value, Facts(letters, origin, padding, cuts))
 
 
@@ -140,6 +144,15 @@ def _multiplied(size: Facts, times: Any) -> Cuts:
     if times.__class__ is not int or times < 1:
         return ()
     return tuple((axis, extent.scaled(times)) for axis, extent in size.cuts)
+
+
+def _divided(size: Facts, by: Any) -> Cuts:
+    """Cuts of `size // by`: where nothing is left over, the quotients add up."""
+    if by.__class__ is not int or by < 1:
+        return ()
+    parts = [(axis, extent.divided(by)) for axis, extent in size.cuts]
+    cuts = tuple((axis, part) for axis, part in parts if part is not None)
+    return cuts if len(cuts) == len(parts) else ()
 
 
 def _all_varying(facts: Facts) -> tuple[tuple[str, str], ...]:

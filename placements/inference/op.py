@@ -53,6 +53,7 @@ class Op:
     overwrites: bool = False  # its in-place form replaces every element
     copies: bool = False  # the result has the elements of its input
     reads_floats: bool = False  # its type depends on more of a float than that it is zero
+    needs_memory: bool = False  # without memory, or in odd shapes, torch crashes in it
 
     def along_label(self, key: str) -> Label:
         return Contract(key) if self.along == SUM else Mixed(self.along)

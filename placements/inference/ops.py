@@ -43,6 +43,8 @@ NOT_SORTED = (
     "rank's own rows (argsort, which is Varying), or gather the dim first"
 )
 OWN_ORDER = "the order of a piece is that of the rank's own rows, and not of the whole dim"
+OWN_ANSWER = "whether all or any of a piece are true is the answer of the rank's own rows"
+OWN_COUNT = "whether a piece has none or all of something is the answer of its own rank"
 NOT_SOFTMAX = "a softmax needs the whole dim: the sum of a piece is not that of all"
 NOT_RUNNING = "a running result needs what came before on the other ranks"
 NOT_SCATTERED = indexing.POSITIONS
@@ -60,14 +62,19 @@ REDUCED = "value input; dim dim; flag keepdim; dtype dtype"
 ROWS: tuple[Row, ...] = (
     Row("elementwise",
         "acos acosh atan2 bitwise_left_shift bitwise_right_shift "
-        "clamp clamp_max clamp_min clip cos cosh eq erfc erfinv exp exp2 "
-        "float_power fmax fmin fmod ge gt hardsigmoid "
-        "hypot isclose isfinite isinf isnan isneginf isposinf le "
-        "leaky_relu lgamma log log10 log2 logaddexp logit log_sigmoid lt nan_to_num ne "
+        "clamp clamp_max clamp_min clip cos cosh erfc erfinv exp exp2 "
+        "float_power fmax fmin fmod hardsigmoid "
+        "hypot isclose isfinite isinf isnan isneginf isposinf "
+        "leaky_relu lgamma log log10 log2 logaddexp logit log_sigmoid nan_to_num "
         "pow reciprocal remainder rsqrt sigmoid signbit sinc softplus sqrt threshold "
-        "xlogy special_expit special_entr __eq__ "
+        "xlogy special_expit special_entr "
         "__lshift__ __rshift__ __rpow__ __mod__ __rmod__ __rfloordiv__",
         NONLINEAR, elementwise.pointwise, "value *", ELEMENT),
+    Row("elementwise",
+        "eq ge gt le lt ne greater greater_equal less less_equal not_equal __eq__",
+        NONLINEAR, elementwise.compared, "value input other",
+        f"{ELEMENT}; a count with zero or with the size of a piece, of the rank's own rows",
+        forgets=OWN_COUNT),
     Row("elementwise", "floor_divide __floordiv__", NONLINEAR, elementwise.floor_divided,
         "value input other", ELEMENT),
     Row("elementwise",
@@ -142,8 +149,10 @@ ROWS: tuple[Row, ...] = (
         "the sums of the pieces add up, but the elements are changed first", along=SUM),
     Row("reductions", "mean", LINEAR, reductions.mean, REDUCED,
         "a sum divided by a count", along=NOT_MEAN),
-    Row("reductions", "amax amin aminmax all any prod logsumexp", NONLINEAR,
+    Row("reductions", "amax amin aminmax prod logsumexp", NONLINEAR,
         reductions.reduction, REDUCED, "not a sum", along=NOT_MAX),
+    Row("reductions", "all any", NONLINEAR, reductions.asked, REDUCED,
+        "of the elements, whether all or any are true", along=NOT_MAX, forgets=OWN_ANSWER),
     Row("reductions", "nanmean", NONLINEAR, reductions.reduction, REDUCED,
         "not a sum", along=NEEDS_WHOLE),
     Row("reductions", "var std var_mean std_mean", NONLINEAR, reductions.spread,
@@ -321,8 +330,8 @@ ROWS: tuple[Row, ...] = (
         "new dims are not cut, unless their size is that of a piece"),
     Row("views", "expand_as", LINEAR, views.expand_as, "value input; size other",
         "new dims are cut as those of the other tensor are"),
-    Row("views", "repeat tile", LINEAR, views.repeat, "value input; choice repeats dims",
-        "dims that are not cut repeat"),
+    Row("views", "repeat tile", LINEAR, views.repeat, "value input; size repeats dims",
+        "copies of what is whole; as often as a piece has rows, they are cut so"),
     Row("views", "repeat_interleave", LINEAR, reshape.repeat_interleave,
         "value input; control repeats; dim dim; choice output_size",
         "every row several times in place: the pieces grow by that factor"),
@@ -410,6 +419,7 @@ def _op(name: str, row: Row) -> Op:
     return Op(
         name, row.group, row.linearity, row.flow, slots, others, row.along, row.takes,
         row.forgets, row.zeros, row.overwrites, row.copies, row.reads_floats,
+        row.needs_memory,
     )  # fmt: skip
 
 

@@ -23,3 +23,4 @@ class Row:
     overwrites: bool = False
     copies: bool = False
     reads_floats: bool = False
+    needs_memory: bool = False

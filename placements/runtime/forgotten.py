@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dis import opname
+from functools import wraps
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -20,7 +21,14 @@ import jaxtyping
 import numpy as np
 
 from placements.inference import numbers
-from placements.inference.numbers import RankNumber, facts_of, is_either, shown
+from placements.inference.number_operands import chosen_from
+from placements.inference.numbers import (
+    RANK_NUMBERS,
+    RankNumber,
+    facts_of,
+    is_either,
+    shown,
+)
 from placements.runtime.callsite import is_library, user_frame
 from placements.runtime.errors import refused_call
 from placements.runtime.source import code_of, expression_at
@@ -121,7 +129,7 @@ def _asking() -> FrameType | None:
 
 
 def _ordered(number: RankNumber, other: Any) -> None:
-    """Refuse max, min and sorted where it would depend on the rank what the result is.
+    """Refuse sorted, and max by a key, where it would depend on the rank what comes out.
 
     They return one of the numbers, and that number says where it belongs, not where the
     other one does. In the program such a comparison is a call and no `<`.
@@ -129,7 +137,7 @@ def _ordered(number: RankNumber, other: Any) -> None:
     if current.mode is None or is_either(number.facts, facts_of(other)):
         return
     frame = _asking()
-    if frame is None or not opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL"):
+    if frame is None or not _is_calling(frame):
         return
     node = expression_at(frame.f_code, frame.f_lasti)
     called = _called(node) or "max or min"
@@ -147,6 +155,35 @@ def _ordered(number: RankNumber, other: Any) -> None:
         advice="np.maximum(a, b) or np.minimum(a, b), which is each rank's own number; or "
         "choose between sizes over all ranks: global_size(x, dim)",
     )
+
+
+def _is_calling(frame: FrameType) -> bool:
+    """Return whether the frame is at a call; memory of the interpreter stands behind it."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at > 0 and opname[code[at]] == "CACHE":
+        at -= 2
+    return opname[code[at]].startswith("CALL")
+
+
+def of_all_axes(choose: Any) -> Any:
+    """`max` or `min` whose result knows the axes of all numbers it was chosen from."""
+
+    @wraps(choose)
+    def of_all_axes(*args: Any, **options: Any) -> Any:
+        if len(args) == 1:
+            args = (list(args[0]),)  # it may be iterated over only once
+        given = args[0] if len(args) == 1 else args
+        for one in given:
+            if one.__class__ in RANK_NUMBERS:
+                break
+        else:
+            return choose(*args, **options)
+        are_numbers = all(isinstance(one, int | float) for one in given)
+        if current.mode is None or "key" in options or not are_numbers:
+            return choose(*args, **options)
+        return chosen_from(choose, list(given))
+
+    return of_all_axes
 
 
 # Functions whose result keeps the axes, or that only print.

@@ -26,7 +26,8 @@ from placements.types.mesh import Mesh
 
 FORMS, DEEP_FORMS = 8, 200
 GROUPS = 8
-NAMES = sorted(op for op in OPS if "::" not in op)
+# In ops that need memory torch crashes where drawn shapes do not fit together.
+NAMES = sorted(op for op in OPS if "::" not in op and not OPS[op].needs_memory)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ CALLED = frozenset(call_names())
 NAMES = [
     next(n for name in row.names.split() for n in (name, f"{name}_") if n in CALLED)
     for row in ROWS
+    if not row.needs_memory  # with refused pieces torch would crash
 ]
 
 

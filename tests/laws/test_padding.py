@@ -14,7 +14,8 @@ NEVER = frozenset(
 )
 # Many operands must be padded alike, or not at all: few draws are.
 SELDOM = frozenset(
-    "mode min norm cross_entropy scatter index_add index_copy index_fill index_put".split()
+    "mode min norm cross_entropy scatter index_add index_copy index_fill index_put lstm gru "
+    "rnn_tanh rnn_relu".split()
 )
 
 SHARE = 100

@@ -16,7 +16,7 @@ from tests.models.architectures import ARCHITECTURES
 from tests.models.causes import Cause, ranked
 from tests.models.explained import EXPLAINED
 from tests.models.jobs import Job, all_causes, run_jobs, timed_verdict
-from tests.models.judge import FALSE, PASSED, REFUSED, Setting, Verdict
+from tests.models.judge import FALSE, NO_SUM, PASSED, REFUSED, Setting, Verdict
 from tests.models.page import page
 
 
@@ -51,7 +51,8 @@ def main() -> int:
 
 
 def _is_bad(verdict: Verdict) -> bool:
-    unexplained = verdict.outcome == REFUSED and verdict.model not in EXPLAINED
+    is_not = verdict.outcome in (REFUSED, NO_SUM)
+    unexplained = is_not and verdict.model not in EXPLAINED
     return verdict.outcome == FALSE or unexplained
 
 
@@ -77,7 +78,9 @@ def _print_causes(jobs: list[Job], every: Iterable[list[Cause]]) -> None:
 def _summary(verdicts: list[Verdict]) -> None:
     for setting in dict.fromkeys(v.setting for v in verdicts):
         of = [v for v in verdicts if v.setting == setting]
-        counts = {o: sum(v.outcome == o for v in of) for o in (PASSED, REFUSED, FALSE)}
+        counts = {
+            o: sum(v.outcome == o for v in of) for o in (PASSED, REFUSED, NO_SUM, FALSE)
+        }
         print(f"{setting}: {counts}, {len(of) - sum(counts.values())} do not have it")
 
 

@@ -2,7 +2,11 @@
 
 Every result that a rank gives a type other than Varying is put together over the ranks as
 the type says, and compared with the result of one device in the same step. Gradients of
-parameters are compared in the same way.
+parameters are compared in the same way; where a rank has none, it adds nothing to the sum.
+
+A loss that is Varying is declared to be Partial, by the test and not by the checker. If the
+losses of the ranks do not add up to that of one device, this is not true of the model, and
+its gradients say nothing: "no sum".
 """
 
 from copy import deepcopy
@@ -24,6 +28,7 @@ from tests.models.steps import Step, line_of, line_of_error
 
 KINDS = {"S": S(0), "V": V}
 PASSED, REFUSED, FALSE, ABSENT = "passed", "refused", "false", "absent"
+NO_SUM = "no sum"
 
 
 @dataclass(frozen=True)
@@ -115,13 +120,18 @@ def _compared(said: Any, wanted: Run, runs: list[Run]) -> Verdict:
             if wrong:
                 return said(FALSE, step[0], line_of(step), wrong)
             compared += 1
+    total = sum(run.loss for run in runs)
+    unit = max(1.0, abs(wanted.loss), *(abs(run.loss) for run in runs))
+    if runs[0].is_said and abs(total - wanted.loss) > 10 * loosest * unit:
+        reason = f"the ranks' add up to {total:.4g}, and one device has {wanted.loss:.4g}"
+        return said(NO_SUM, "loss", "the loss", reason)
     for name, one in wanted.gradients.items():
-        if name not in runs[0].gradients:
+        held = [run.gradients.get(name) for run in runs]
+        known = next((gradient.type for gradient in held if gradient is not None), None)
+        zeros = Result(torch.zeros_like(one.value), known)
+        if known is None or (None in held and known[AXIS].letter != "P"):
             return said(FALSE, "gradient", name, "no gradient on a rank")
-        gradient = runs[0].gradients[name]
-        wrong = _differ(
-            one.value, [r.gradients[name] for r in runs], gradient.type, loosest
-        )
+        wrong = _differ(one.value, [g or zeros for g in held], known, loosest)
         if wrong:
             return said(FALSE, "gradient", name, wrong)
         compared += 1

@@ -14,7 +14,7 @@ from tests.models.architectures import (
     VISION,
 )
 from tests.models.explained import EXPLAINED
-from tests.models.judge import ABSENT, FALSE, PASSED, REFUSED, Setting, Verdict
+from tests.models.judge import ABSENT, FALSE, NO_SUM, PASSED, REFUSED, Setting, Verdict
 
 KINDS = {
     "Decoders": DECODERS,
@@ -25,7 +25,7 @@ KINDS = {
     "Speech": SPEECHES,
     "State space and recurrent": RECURRENT,
 }
-_MARKS = {PASSED: "yes", REFUSED: "refused", FALSE: "FALSE", ABSENT: "-"}
+_MARKS = {PASSED: "yes", REFUSED: "refused", FALSE: "FALSE", ABSENT: "-", NO_SUM: "no sum"}
 
 _HEAD = """# Real models under typecheck()
 
@@ -36,7 +36,8 @@ tiny config and drawn weights, otherwise with its default config (dropout as it 
 "yes" means that every op was accepted on every rank, and that every result with a type other than Varying, and the
 gradient of every parameter, joined over the ranks as its type says, is what one device computes in the same step.
 "-" means that the model itself does not have the setting: it has no sdpa attention, or one device cannot run it
-either.
+either. "no sum" means that every op was accepted and every type is true, but the results of the ranks, which are
+Varying, do not add up to that of one device: the model looks across the batch, so that nobody may declare their sum.
 """
 
 
@@ -70,19 +71,20 @@ def _heading(setting: Setting) -> str:
 
 def _counts(verdicts: list[Verdict], settings: list[Setting]) -> list[str]:
     lines = [
-        "| setting | passed | refused | false | does not have it | results compared |",
-        "|---" * 6 + "|",
+        "| setting | passed | refused | no sum | false | does not have it | results compared |",
+        "|---" * 7 + "|",
     ]
     for setting in settings:
         of = [v for v in verdicts if v.setting == setting]
         counts = " | ".join(
-            str(sum(v.outcome == o for v in of)) for o in (PASSED, REFUSED, FALSE, ABSENT)
+            str(sum(v.outcome == o for v in of))
+            for o in (PASSED, REFUSED, NO_SUM, FALSE, ABSENT)
         )
         lines.append(f"| {_heading(setting)} | {counts} | {sum(v.compared for v in of)} |")
     for kind, name in (("S", "S(0)"), ("V", "V")):
         of = [v for v in verdicts if v.setting.kind == kind]
         models = dict.fromkeys(v.model for v in of)
-        wrong = {v.model for v in of if v.outcome in (REFUSED, FALSE)}
+        wrong = {v.model for v in of if v.outcome in (REFUSED, NO_SUM, FALSE)}
         if models:
             lines += [
                 "",
@@ -95,11 +97,11 @@ def _refusals(verdicts: list[Verdict]) -> list[str]:
     """One item for each refusal of a model, with the settings that have it."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for v in verdicts:
-        if v.outcome in (REFUSED, FALSE):
+        if v.outcome in (REFUSED, NO_SUM, FALSE):
             found[v.model, f"`{v.op}` at {v.line}: {v.reason}"].append(_heading(v.setting))
     if not found:
         return []
-    lines = ["", "## What is refused, and why", ""]
+    lines = ["", "## What does not pass, and why", ""]
     for (model, text), where in found.items():
         lines.append(f"- **{model}** ({', '.join(where)}): {text}")
         if model in EXPLAINED:

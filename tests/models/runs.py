@@ -37,6 +37,8 @@ class Run:
 
     results: dict[Step, list[Result]] = field(default_factory=dict)
     gradients: dict[str, Result] = field(default_factory=dict)
+    loss: float = 0.0
+    is_said: bool = False  # the loss is Varying, and the test declares it to be a summand
     is_over: bool = False  # what follows is no step of the program
     error: BaseException | None = None
 
@@ -105,6 +107,7 @@ def on_one_device(model: nn.Module, inputs: Inputs, drawn: Drawn) -> Run:
     with draws, _Recorder(run, Steps(model), draws):
         output = output_of(model(**inputs))
         loss = (output * _weights(output)).sum()
+        run.loss = float(loss.detach())
         loss.backward()
         _keep_gradients(run, model)
     return run
@@ -145,8 +148,11 @@ def on_a_rank(
                     weights = _weights(output)
                 loss = (output * assert_type(weights, {AXIS: R})).sum()
                 known = type_of(loss)
+                with unseen():
+                    run.loss = float(loss.detach())
                 if known is not None and known[AXIS] == V:
                     loss = reinterpret(loss, AXIS, src=V, dst=P)
+                    run.is_said = True
                 loss.backward()
                 _keep_gradients(run, model)
         except Exception as error:

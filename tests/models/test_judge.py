@@ -13,7 +13,7 @@ from placements.runtime import tags
 from placements.runtime.declared import declared
 from tests.models import judge as judging
 from tests.models.architectures import Architecture
-from tests.models.judge import FALSE, PASSED, REFUSED, Setting, Verdict, judge
+from tests.models.judge import FALSE, NO_SUM, PASSED, REFUSED, Setting, Verdict, judge
 
 HERE = Setting("S", "train", "eager")
 
@@ -31,7 +31,7 @@ class Small(nn.Module):
         return (self.plant(self, y) if self.plant else y,)
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, plant: Any) -> Verdict:
+def judged(monkeypatch: pytest.MonkeyPatch, plant: Any, setting: Setting = HERE) -> Verdict:
     def made(*_: object) -> nn.Module:
         torch.manual_seed(0)
         return Small(plant)
@@ -39,7 +39,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, plant: Any) -> Verdict:
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     monkeypatch.setattr(judging, "model_of", made)
     monkeypatch.setattr(judging, "inputs_of", lambda _: {"x": x})
-    return judge(Architecture("small", "decoder"), HERE)
+    return judge(Architecture("small", "decoder"), setting)
 
 
 def test_a_right_model_passes_with_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +96,23 @@ def test_a_step_that_one_device_does_not_make_is_found(
     )
     assert verdict.outcome == FALSE, str(verdict)
     assert "does not make" in verdict.reason
+
+
+def test_a_model_that_looks_across_the_batch_has_no_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdict = judged(
+        monkeypatch, lambda self, y: y.softmax(0), Setting("V", "train", "eager")
+    )
+    assert verdict.outcome == NO_SUM, str(verdict)
+
+
+def test_a_parameter_that_some_ranks_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant(self: nn.Module, y: Tensor) -> Tensor:
+        chosen = (y[:, 0] > 0).nonzero().flatten()
+        if len(chosen.tolist()):
+            y = y.index_add(0, chosen, nn.functional.linear(y[chosen], self.layer.weight))
+        return y
+
+    verdict = judged(monkeypatch, plant, Setting("V", "train", "eager"))
+    assert verdict.outcome == PASSED, str(verdict)

@@ -8,12 +8,14 @@ from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, arithmetic_index, is_number, terms_of
 from placements.inference.flows.indexing import nonzero
+from placements.inference.numbers import NUMBER
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, NONLINEAR, Linearity
 from placements.inference.sizes import filled_anew
 from placements.inference.terms import Operand, Refusal, Term
+from placements.types.axis import P, V
 from placements.types.index import COMPUTED, Computed, Index
-from placements.types.tensor import FILLED, ZERO, TensorType
+from placements.types.tensor import FILLED, ZERO, TensorType, make
 
 
 def pointwise(op: Op, **slots: Any) -> TensorType:
@@ -27,6 +29,32 @@ def pointwise(op: Op, **slots: Any) -> TensorType:
         index=arithmetic_index(operands),
         at_pads=padding.elementwise(op.zeros, terms, values),
     )
+
+
+def compared(op: Op, input: Any, other: Any) -> TensorType:
+    """A comparison; none or all of a piece's own rows is each rank's own answer.
+
+    A count of a cut dim is pending a sum. Whether it is zero, or as large as the piece,
+    can be asked of the rank's own summand, and what that says of the whole nobody claims.
+    """
+    if not isinstance(input, Operand) or input.can_have_gradient:
+        return pointwise(op, input=input, other=other)
+    pending = [axis for axis, t in input.type.items() if t.letter == "P"]
+    if isinstance(other, Operand) and other.dtype == NUMBER:
+        sizes = other.type.by_axis
+        pending = [axis for axis in pending if axis in sizes and sizes[axis] == P]
+        other = _as_own(other, pending)
+    elif other.__class__ is not int or other != 0:
+        pending = []
+    return pointwise(op, input=_as_own(input, pending), other=other)
+
+
+def _as_own(operand: Operand, axes: Sequence[str]) -> Operand:
+    """The operand as each rank's own on these axes."""
+    found = operand.type
+    types = {axis: V if axis in axes else t for axis, t in found.items()}
+    own = make(found.mesh, types, found.index, found.fresh).with_pads(found.pads)
+    return replace(operand, type=own)
 
 
 def by_channel(op: Op, input: Operand, weight: Operand) -> TensorType:

@@ -62,6 +62,8 @@ def addressed_axes(
                     axis, index, "Varying or Shard",
                 )  # fmt: skip
         return axes
+    if cuts and _is_own_index(index, domain, target, dim):
+        return tuple(axis for axis, _ in cuts)
     if not cuts and (domain is None or (isinstance(domain, Computed) and not writes)):
         return ()
     if not cuts and _counts_rows_here(domain, target, dim):
@@ -82,6 +84,20 @@ def addressed_axes(
     raise Refusal(
         reason, axis, guilty, f"{fits!r} for dim {dim}", kind, index=(index, fits)
     )
+
+
+def _is_own_index(
+    index: Operand, domain: Index | Computed | None, target: Operand, dim: int
+) -> bool:
+    """Whether each rank's own index counts as many rows as its piece of a cut dim has.
+
+    Rows of a piece that were chosen differently by rank are Varying, and where a mask of
+    them holds is counted in these rows. What such an index takes is each rank's own.
+    """
+    domain = domain.counts if isinstance(domain, Computed) else domain
+    if not isinstance(domain, Index) or domain.size != target.shape[dim]:
+        return False
+    return all(index.type.by_axis.get(axis) == V for axis, _ in target.type.cuts(dim))
 
 
 def _counts_rows_here(domain: Index | Computed | None, target: Operand, dim: int) -> bool:

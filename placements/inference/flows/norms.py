@@ -109,3 +109,37 @@ def _check_running(
         if mean.types != old.type.types:
             axis = next((a for a in mean if mean[a] != old.type[a]), None)
             raise Refusal(RUNNING, axis, old, repr(mean[axis]) if axis else repr(mean))
+
+
+_NORM_OF_ALL = "the norm needs all numbers of a row, and this rank holds a piece of them"
+
+
+def norm_except(op: Op, v: Operand, pow: Any = 2, dim: int = 0) -> TensorType:
+    """norm_except_dim: one number for each row of the dim; of -1, one for all."""
+    return combine(op.linearity, [Term(v, _rows_kept(v, dim))])
+
+
+def weight_norm(op: Op, v: Operand, g: Operand, dim: int = 0) -> TensorType:
+    """_weight_norm: g * v / the norm of v for each row of the dim; linear in g.
+
+    Its kernel takes any shapes at their word, and reads and writes beyond the memory of
+    others than these; nor does it take tensors without elements.
+    """
+    wanted = tuple(n if d == dim else 1 for d, n in enumerate(v.shape)) if dim >= 0 else ()
+    fits = -1 <= dim < v.ndim and g.shape == wanted and g.dtype == v.dtype
+    cuts = [cut for x in (v, g) for d in x.type.cut_dims for cut in x.type.cuts(d)]
+    empty = 0 in v.shape or any(0 in extent.sizes for _, extent in cuts)
+    if not fits or empty:
+        raise Refusal(
+            "the shapes of v and g do not fit together, or a rank has no elements",
+            operand=g, expected=f"a tensor of shape {wanted}, as v has its dtype",
+        )  # fmt: skip
+    rows = _rows_kept(v, dim)
+    each = inner_value(combine(op.linearity, [Term(v, rows)]), v.shape, v)
+    labels = tuple(d if d == dim else None for d in range(g.ndim))
+    every = tuple(range(v.ndim))
+    return combine(MULTILINEAR, [Term(each, every), Term(g, labels)])
+
+
+def _rows_kept(v: Operand, dim: int) -> tuple[Label, ...]:
+    return tuple(d if d == dim else Mixed(_NORM_OF_ALL) for d in range(v.ndim))

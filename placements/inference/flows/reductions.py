@@ -47,6 +47,19 @@ def _reduced(
     return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
 
 
+def asked(
+    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> TensorType:
+    """all, any: of a dim that is cut, the answer of each rank's own rows."""
+    dims = dims_of(_all_if_empty(dim), input.ndim)
+    padded = {d for pads in input.type.pads for d in pads.dims}
+    labels = tuple(
+        Scattered() if d in dims and d in input.type.cut_dims and d not in padded else label
+        for d, label in enumerate(reduced_labels(op, input, dims, keepdim))
+    )
+    return combine(op.linearity, [Term(input, labels)], index=arithmetic_index([input]))
+
+
 def mean(
     op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> TensorType:

@@ -40,11 +40,12 @@ def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
         if _is_start(entry):
             input = padding.first_rows(input, dim, entry.stop)
     terms = [Term(input, plan.read_labels())]
-    terms += plan.index_terms()
+    terms += plan.index_terms() + plan.end_terms()
     found = combine(op.linearity, terms, index=input.type.index)
     is_alike = input.type.is_number or input.type.fresh == EMPTY
     # A part of zeros is zeros, and a part of memory that nobody wrote is nobody's.
-    return found.with_fresh(input.type.fresh) if is_alike and not plan.tensors else found
+    is_part = is_alike and not (plan.tensors or plan.ends)
+    return found.with_fresh(input.type.fresh) if is_part else found
 
 
 def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
@@ -52,7 +53,7 @@ def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
     input = unwritten(input)
     plan, value = _Plan(input, k, writes=True), v
     terms = [Term(input, plan.write_labels())]
-    terms += plan.written_index_terms()
+    terms += plan.written_index_terms() + plan.end_terms()
     if isinstance(value, Operand):
         terms.append(Term(value, plan.value_labels(value)))
     filled = value if isinstance(value, Operand) else input
@@ -84,6 +85,14 @@ class _Plan:
         self.tensors = [e for e in self.entries if isinstance(e[0], Operand)]
         for entry, _, _ in self.entries:
             _check_class(entry, input)
+        # Tensors that say where slices end: which rows come out depends on them.
+        self.ends = [
+            end
+            for entry, _, _ in self.entries
+            if isinstance(entry, slice)
+            for end in _ends(entry)
+            if isinstance(end, Operand)
+        ]
         self._place()
 
     def _as_index(self, entry: Any) -> Any:
@@ -163,6 +172,9 @@ class _Plan:
                 terms.append(Term(entry, spread, is_control=True))
         return terms
 
+    def end_terms(self) -> list[Term]:
+        return [Term(end, (None,) * end.ndim, is_control=True) for end in self.ends]
+
     def write_labels(self) -> tuple[Label, ...]:
         labels: list[Label] = list(range(self.input.ndim))
         for entry, dim, _ in self.entries:
@@ -217,17 +229,19 @@ class _Plan:
         )
 
 
+def _ends(entry: Any) -> tuple[Any, Any, Any]:
+    return entry.start, entry.stop, entry.step
+
+
 def _check_class(entry: Any, input: Operand) -> None:
-    """Refuse a class of subscript that is not known, and a slice whose ends are tensors."""
+    """Refuse a class of subscript that is not known, also at the end of a slice."""
     if isinstance(entry, slice):
-        bounds = cast(Any, entry)
-        for end in (bounds.start, bounds.stop, bounds.step):
-            if end is not None and not _is_int(end):
+        for end in _ends(entry):
+            if end is not None and not (_is_int(end) or _is_number(end)):
                 raise Refusal(
-                    "the ends of a slice are numbers here; a tensor among them would hide "
-                    "what it is: read it first, x.item()",
+                    "the ends of a slice are whole numbers, or tensors of one",
                     operand=end if isinstance(end, Operand) else input,
-                    expected="numbers in the slice",
+                    expected="whole numbers in the slice",
                 )
     elif not (entry is None or _is_int(entry) or isinstance(entry, Operand)):
         raise Refusal(
@@ -246,6 +260,13 @@ def _is_int(entry: object) -> bool:
     return isinstance(entry, int) and not isinstance(entry, bool)
 
 
+def _is_number(entry: object) -> bool:
+    """Whether it is a tensor of one whole number."""
+    if not isinstance(entry, Operand) or not entry.dtype.startswith(("int", "uint")):
+        return False
+    return not (entry.ndim or entry.type.pads)
+
+
 def _is_one_row(entry: object) -> bool:
     """Whether it is an integer, or a tensor of one: the dim is gone then."""
     is_tensor = isinstance(entry, Operand) and not (entry.ndim or entry.is_bool)
@@ -257,7 +278,7 @@ def _is_start(entry: Any) -> bool:
     if not isinstance(entry, slice):
         return False
     bounds = cast(Any, entry)
-    if isinstance(bounds.start, RankInt) or isinstance(bounds.step, RankInt):
+    if any(isinstance(end, RankInt | Operand) for end in (bounds.start, bounds.step)):
         return False
     return bounds.start in (None, 0) and bounds.step in (None, 1)
 

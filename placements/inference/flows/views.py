@@ -6,10 +6,18 @@ from typing import Any
 from placements.inference import padding
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import arithmetic_index, dims_of
-from placements.inference.numbers import RankInt
+from placements.inference.numbers import RankInt, facts_of
 from placements.inference.op import Op
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
-from placements.inference.terms import NO_ARGUMENT, Label, Mixed, Operand, Refusal, Term
+from placements.inference.terms import (
+    NO_ARGUMENT,
+    SHAPES,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Term,
+)
 from placements.types.axis import AxisType, Shard, V
 from placements.types.extents import Extent, Folded
 from placements.types.padding import Pads
@@ -156,16 +164,15 @@ def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> Ten
 
     Each block is cut as the dim was, and a rank holds its piece of every block.
     """
-    named = sizes_of(dims if repeats is None else repeats)
+    given = dims if repeats is None else repeats
+    if isinstance(given, Operand):
+        raise Refusal("how often is said in numbers", operand=given, kind=SHAPES)
+    named = sizes_of(given)
     once = Size(1)  # tile may name the last dims only
     times = (*(once,) * (input.ndim - len(named)), *named)
     shift = len(times) - input.ndim
     if not all(n.is_plain and n.rows for n in times):
-        reason = "repeating a piece interleaves it with the other ranks' pieces"
-        kept = [times[d + shift] == once for d in range(input.ndim)]
-        return moved(
-            op, input, [d + shift if k else Mixed(reason) for d, k in enumerate(kept)]
-        )
+        return _repeated_by_sizes(op, input, times)
 
     def place(axis: str, d: int, extent: Extent) -> tuple[int, Extent]:
         n = times[d + shift].rows
@@ -177,6 +184,33 @@ def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> Ten
         return Pads(pads.validity, tuple(d + shift for d in pads.dims))
 
     return recut(op, input, place, view)
+
+
+def _repeated_by_sizes(op: Op, input: Operand, times: Sequence[Size]) -> TensorType:
+    """A dim that is not cut, as often as a piece has rows: the copies are cut so.
+
+    All copies are alike, so rank r holds those that one device has in its place.
+    """
+    shift = len(times) - input.ndim
+    reason = "repeating a piece interleaves it with the other ranks' pieces"
+    labels: list[Label] = [
+        d + shift if times[d + shift] == Size(1) else Mixed(reason)
+        for d in range(input.ndim)
+    ]
+    if all(n.is_plain for n in times):
+        return moved(op, input, labels)
+    made: list[Size] = []
+    for j, n in enumerate(times):
+        rows = input.shape[j - shift] if j >= shift else 1
+        own = tuple(axis for axis, _ in n.cuts) if not rows else ()
+        cuts = tuple((axis, extent.scaled(rows)) for axis, extent in n.cuts if rows)
+        made.append(Size(n.rows * rows, cuts, (*n.varying, *own)))
+    copies = type_of_sizes(input.type.mesh, made, FILLED)
+    shape = Operand(copies, tuple(n.rows for n in made), "bool", NO_ARGUMENT)
+    where = tuple(j if times[j].cuts else None for j in range(len(times)))
+    terms = [Term(input, tuple(labels)), Term(shape, where, is_control=True)]
+    index = input.type.index
+    return combine(op.linearity, terms, index=index, at_pads=padding.same)
 
 
 PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
@@ -217,7 +251,9 @@ def unbind(op: Op, input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
 def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorType]:
     """split, chunk: as many results as there are, all of one type."""
     for name, given in parts.items():
-        if isinstance(given, RankInt):
+        axes = [axis for axis, _ in facts_of(given).letters]
+        # Of a Varying tensor the parts are each rank's own, as its rows are in unbind.
+        if any(input.type.by_axis.get(axis) != V for axis in axes):
             raise Refusal(
                 f"the argument {name!r} says how many parts there are, and this number "
                 "belongs to an axis: ranks would have different numbers of parts",

@@ -6,6 +6,7 @@ from typing import Any
 from placements.inference.combine import combine
 from placements.inference.flows.products import inner_value
 from placements.inference.flows.views import recut
+from placements.inference.numbers import plain
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, NONLINEAR
 from placements.inference.terms import Contract, Label, Mixed, Operand, Refusal, Term
@@ -66,8 +67,10 @@ def _convolved(
     spatial = weight.ndim - 2
     place = input.ndim - spatial - 1  # the channels; before them at most a batch
     windows: tuple[Label, ...] = (Mixed(WINDOW),) * spatial
-    channels: Label = Contract("channels") if groups == 1 else Mixed(GROUPS)
-    made: Label = place if groups == 1 else Mixed(GROUPS)
+    # A number of groups that belongs to an axis is 1 on some ranks only.
+    is_one = groups.__class__ is int and groups == 1
+    channels: Label = Contract("channels") if is_one else Mixed(GROUPS)
+    made: Label = place if is_one else Mixed(GROUPS)
     of_weight = (made, channels) if out == 0 else (channels, made)
     terms = [
         Term(input, (*range(place), channels, *windows)),
@@ -76,7 +79,7 @@ def _convolved(
     product = combine(op.linearity, terms)
     if not isinstance(bias, Operand):
         return product
-    many = weight.shape[0] if out == 0 else weight.shape[1] * groups
+    many = weight.shape[0] if out == 0 else weight.shape[1] * int(plain(groups))
     shape = (*input.shape[:place], many, *input.shape[place + 1 :])
     whole = Term(inner_value(product, shape, input), tuple(range(input.ndim)))
     return combine(LINEAR, [whole, Term(bias, (made,))])

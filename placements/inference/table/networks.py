@@ -1,6 +1,6 @@
 """Rows: layers of networks, which work in windows, in groups or step by step."""
 
-from placements.inference.flows import losses, norms, windows
+from placements.inference.flows import losses, norms, recurrent, windows
 from placements.inference.row import Row
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR
 
@@ -11,14 +11,17 @@ _CHANNELS = (
 )
 _LARGEST = "the largest of each window"
 _WITH_PLACES = "the largest of each window and its place"
+_STEPS = (
+    "each sample by itself, step after step; dropout between layers by the rules of draws"
+)
 
 ROWS: tuple[Row, ...] = (
     Row("windows", "conv1d conv2d conv3d", MULTILINEAR, windows.convolution,
-        "value input weight bias; flag stride padding dilation groups", _CHANNELS),
+        "value input weight bias; flag stride padding dilation; choice groups", _CHANNELS),
     Row("windows", "conv_transpose1d conv_transpose2d conv_transpose3d", MULTILINEAR,
         windows.transposed_convolution,
-        "value input weight bias; flag stride padding output_padding groups dilation",
-        _CHANNELS),
+        "value input weight bias; flag stride padding output_padding dilation; "
+        "choice groups", _CHANNELS),
     *(Row("windows", f"max_pool{n}d adaptive_max_pool{n}d", NONLINEAR, windows.pooled(n),
           _LARGEST_OF, _LARGEST) for n in (1, 2, 3)),
     Row("windows", "max_pool2d_with_indices", NONLINEAR, windows.pooled_with_places(2),
@@ -74,4 +77,16 @@ ROWS: tuple[Row, ...] = (
         "value input1/anchor input2/positive negative target; flag margin p eps swap "
         "size_average reduce reduction",
         "a number for each row of the last dim, then a sum over rows"),
+    Row("norms and losses", "norm_except_dim", NONLINEAR, norms.norm_except,
+        "value v; flag pow; dim dim", "a norm of each row"),
+    Row("norms and losses", "_weight_norm", NONLINEAR, norms.weight_norm,
+        "value v g; dim dim", "a norm of each row; linear in the lengths g",
+        needs_memory=True),
+    Row("recurrent", "lstm gru rnn_tanh rnn_relu", NONLINEAR, recurrent.sequence,
+        "value input data hx params; control batch_sizes; flag has_biases num_layers "
+        "dropout train bidirectional batch_first", _STEPS, takes="shared",
+        needs_memory=True),
+    Row("recurrent", "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", NONLINEAR,
+        recurrent.cell, "value input hx w_ih w_hh b_ih b_hh",
+        "each sample by itself, one step", needs_memory=True),
 )  # fmt: skip

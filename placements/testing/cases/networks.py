@@ -173,3 +173,64 @@ def drops(b: Builder) -> OpCall:
 def drops_channels(b: Builder) -> OpCall:
     b.value(*b.shape(2))
     return b.call(0.5, True, drawn=True) if b.pick(True, False) else b.call(0.5, False)
+
+
+def norm_except(b: Builder) -> OpCall:
+    shape = b.shape(1, 3)
+    b.value(*shape)
+    return b.call(2, b.number(-1, len(shape) - 1))
+
+
+def weight_norm(b: Builder) -> OpCall:
+    shape = [b.some(4) for _ in range(b.number(1, 3))]
+    dim = b.number(-1, len(shape) - 1)
+    b.value(*shape)
+    b.value(*(n if d == dim else 1 for d, n in enumerate(shape)) if dim >= 0 else ())
+    return b.call(dim)
+
+
+_GATES = {"lstm": 4, "lstm_cell": 4, "gru": 3, "gru_cell": 3}
+
+
+def recurrent(b: Builder) -> OpCall:
+    layers, directions, is_first = b.pick(1, 1, 2), b.pick(1, 1, 2), b.pick(False, True)
+    has_biases, samples = b.pick(True, False), b.some(4)
+    steps, ins, hidden = b.some(3), b.some(2), b.some(2)
+    b.value(*((samples, steps) if is_first else (steps, samples)), ins)
+    states = 2 if b.name == "lstm" else 1
+    for _ in range(states):
+        b.value(layers * directions, samples, hidden)
+    rows = _GATES.get(b.name, 1) * hidden
+    for k in range(layers * directions):
+        b.value(rows, ins if k < directions else hidden * directions)
+        b.value(rows, hidden)
+        for _ in range(2 * has_biases):
+            b.value(rows)
+    fn = b.fn
+
+    def run(x: Any, *rest: Any) -> Any:
+        hx = list(rest[:2]) if states == 2 else rest[0]
+        given = (has_biases, layers, 0.0, False, directions == 2, is_first)
+        return fn(x, hx, list(rest[states:]), *given)
+
+    return b.call(run=run)
+
+
+def recurrent_cell(b: Builder) -> OpCall:
+    samples, ins, hidden = b.some(4), b.some(3), b.some(2)
+    b.value(samples, ins)
+    states = 2 if b.name == "lstm_cell" else 1
+    for _ in range(states):
+        b.value(samples, hidden)
+    rows = _GATES.get(b.name, 1) * hidden
+    b.value(rows, ins)
+    b.value(rows, hidden)
+    for _ in range(b.pick(0, 2)):
+        b.value(rows)
+    fn = b.fn
+
+    def run(x: Any, *rest: Any) -> Any:
+        hx = list(rest[:2]) if states == 2 else rest[0]
+        return fn(x, hx, *rest[states:])
+
+    return b.call(run=run)

@@ -101,6 +101,10 @@ BY_BUILDER: dict[Callable[[Builder], OpCall], str] = {
     n.prelu: "prelu",
     n.loss: "kl_div poisson_nll_loss hinge_embedding_loss margin_ranking_loss",
     n.row_loss: "triplet_margin_loss",
+    n.norm_except: "norm_except_dim",
+    n.weight_norm: "_weight_norm",
+    n.recurrent: "lstm gru rnn_tanh rnn_relu",
+    n.recurrent_cell: "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
     n.drops_channels: "feature_dropout",
     m.each: "cholesky cholesky_inverse det inverse linalg_cholesky linalg_cond linalg_det "
     "linalg_eigh linalg_eigvalsh linalg_inv linalg_inv_ex linalg_matrix_exp "

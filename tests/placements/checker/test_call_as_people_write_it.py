@@ -19,6 +19,7 @@ from placements import (
     Padded,
     PlacementError,
     R,
+    Ragged,
     S,
     V,
     assert_type,
@@ -137,7 +138,13 @@ LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] 
     "new_ones": (lambda x: x.new_ones(x.shape).sum(0), {"x": x}, P),
     "arange(n).sum()": (lambda x: torch.arange(x.shape[0]).sum(), {"x": x}, OWN),
     "expand_as": (lambda b, x: b.expand_as(x).sum(0), {"b": b, "x": x}, P),
-    "repeat by a size": (lambda b, x: b.repeat(x.shape[0], 1), {"b": b, "x": x}, OWN),
+    "repeat by a size": (lambda b, x: b.repeat(x.shape[0], 1), {"b": b, "x": x}, S(0)),
+    "rows by a size": (lambda r, x: r.repeat(x.shape[0], 1), {"r": r, "x": x}, S(0)),
+    "repeat by an uneven size": (
+        lambda r, u: r.tile((u.shape[0], 1)), {"r": r, "u": (UNEVEN, S(0, Padded(3)))},
+        S(0, Ragged(8, 4))),
+    "a piece by its size": (lambda x: x.repeat(x.shape[0], 1), {"x": x}, REFUSED),
+    "repeat by a rank": (lambda r: r.repeat(axis_rank("a") + 1, 1), {"r": r}, OWN),
     "rows up to a size": (lambda r, x: r[: x.shape[0]], {"r": r, "x": x}, OWN),
     "shape.numel()": (lambda x: x.sum() / x.shape.numel(), {"x": x}, REFUSED),
     "cls.expand(B, -1, -1)": (
@@ -148,9 +155,40 @@ LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] 
     "the size of selected rows": (
         lambda x: x.sum() / x[x[:, 0] > 0].shape[0], {"x": x}, REFUSED),
     "rows up to a size of Varying": (lambda r, v: r[: v.shape[0]], {"r": r, "v": v}, OWN),
+    "parts of Varying by its size": (
+        lambda v: v.split(v.shape[1] // 2, 1)[0], {"v": (whole(2, 3, 4), V)}, OWN),
+    "parts of R by a size of Varying": (
+        lambda r, v: r.split(v.shape[1], 1)[0], {"r": r, "v": (whole(2, 4, 3), V)}, REFUSED),
+    "groups of Varying by its size": (
+        lambda v, w: F.conv1d(v[None], w, groups=v.shape[0]),
+        {"v": (whole(2, 4, 3), V), "w": (whole(4, 1, 2), R)}, OWN),
+    # what a rank may ask of its own rows, and what it may not
+    "any of a piece": (lambda x: (x > 2).any(), {"x": x}, OWN),
+    "all of a piece": (lambda x: (x > 2).all(0), {"x": x}, OWN),
+    "all of each row": (lambda x: (x > 2).all(1), {"x": x}, S(0)),
+    "a count that is not zero": (lambda x: (x > 2).sum(0) > 0, {"x": x}, OWN),
+    "as many as there are": (lambda x: (x > 2).sum() == x.numel(), {"x": x}, OWN),
+    "a count above a number": (lambda x: (x > 2).sum(0) > 1, {"x": x}, REFUSED),
+    "a sum above zero": (lambda x: x.sum(0) > 0, {"x": x}, REFUSED),
+    "any of a sum": (lambda x: x.sum(0).any(), {"x": x}, REFUSED),
+    # rows of a piece that a choice of each rank's own made Varying
+    "rows where a chosen mask holds": (
+        lambda x, m, n: x[torch.where(m[n])[0]],
+        {"x": x, "m": (whole(2, 4) > 0, S(1)), "n": (torch.tensor([0, 1]), V)}, OWN),
+    "rows where a mask of others holds": (
+        lambda x, m, n: x[torch.where(m[n])[0]],
+        {"x": x, "m": (whole(2, 3) > 0, R), "n": (torch.tensor([0, 1]), V)}, REFUSED),
     # 5. tensors in slices and integer slots
+    "a slice by a number": (
+        lambda r, n: r[:n, 1:], {"r": r, "n": (torch.tensor(2), R)}, R),
+    "a piece up to a number": (
+        lambda x, n: x[:n], {"x": x, "n": (torch.tensor(1), R)}, REFUSED),
+    "columns of a piece up to a number": (
+        lambda x, n: x[:, :n], {"x": x, "n": (torch.tensor(2), R)}, S(0)),
+    "columns up to a float": (
+        lambda x, n: x[:, :n], {"x": x, "n": (torch.tensor(2.0), R)}, REFUSED),
     "a slice by Varying": (
-        lambda r, n: r[n : n + 2], {"r": r, "n": (torch.tensor([0, 1]), V)}, REFUSED),
+        lambda r, n: r[n : n + 2], {"r": r, "n": (torch.tensor([0, 1]), V)}, OWN),
     "narrow by Varying": (
         lambda r, n: r.narrow(0, n, 2), {"r": r, "n": (torch.tensor([0, 1]), V)}, REFUSED),
     "split by Varying": (

@@ -393,3 +393,12 @@ def test_a_bool_that_is_read_from_a_tensor_is_noted() -> None:
         first, second = questions()
     assert first.text == "v.sum() > 2" or first.text.startswith("if v.sum() > 2")
     assert second.text == "torch.equal(input=v, other=r)" and second.axes == ("dp",)
+
+
+def test_the_last_dim_of_a_tensor_is_not_that_of_another() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        flat = assert_type(torch.ones(2), {"dp": S(0)})
+        rows = assert_type(torch.ones(2, 2), {"dp": S(0)})
+        for _ in range(2):
+            assert facts_of(flat.size(-1)).letter("dp") == "P"
+            assert facts_of(rows.size(-1)) is NOTHING

@@ -77,23 +77,40 @@ CHOSEN: dict[str, Callable[[Tensor, int], Any]] = {
     "max": lambda x, rank: max(x.shape[0], 3),
     "min, on the right": lambda x, rank: min(3, x.shape[0]),
     "of a list": lambda x, rank: max([1, 2, x.shape[0]]),
+    "of a generator": lambda x, rank: max(n for n in (1, 2, x.shape[0])),
     "of a shape": lambda x, rank: max(x.shape),
     "starred": lambda x, rank: max(*x.shape),
     "of two summands": lambda x, rank: max(x.shape[0], x.shape[0] * 2),
     "of a rank and a size": lambda x, rank: min(rank, x.shape[0]),
     "of a float and a rank": lambda x, rank: max(0.5, rank),
-    "sorted": lambda x, rank: sorted([rank, 1])[0],
-    "np.max": lambda x, rank: np.max(x.shape),
+    "of a rank and a float": lambda x, rank: max(rank, 0.5),
+    "of a bool and a rank": lambda x, rank: max(True, rank),
     "in code without a file": lambda x, rank: eval("max(n, 3)", {"n": x.shape[0]}),
 }
 
 
 @pytest.mark.parametrize("name", CHOSEN)
+def test_what_python_chooses_belongs_to_the_axes_of_all(name: str) -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0)})
+        found = CHOSEN[name](x, axis_rank("dp"))
+        assert facts_of(found).letters == (("dp", "V"),)
+    assert CHOSEN[name](torch.ones(4, 3), 0) == found
+
+
+NOT_CHOSEN: dict[str, Callable[[Tensor, int], Any]] = {
+    "sorted": lambda x, rank: sorted([rank, 1])[0],
+    "np.max": lambda x, rank: np.max(x.shape),
+    "by a key": lambda x, rank: max(rank, 1, key=lambda n: n),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CHOSEN)
 def test_python_does_not_choose_between_numbers_of_different_axes(name: str) -> None:
     with set_current_mesh({"dp": 2}), typecheck():
         x = assert_type(torch.ones(4, 3), {"dp": S(0)})
         with pytest.raises(PlacementError, match="chooses between") as refused:
-            CHOSEN[name](x, axis_rank("dp"))
+            NOT_CHOSEN[name](x, axis_rank("dp"))
         assert "np.maximum" in str(refused.value)
 
 
@@ -113,14 +130,12 @@ def guarded() -> str:
         rows = 1 - int(torch.distributed.get_rank())
         x = assert_type(torch.ones(rows, 3), {"dp": S(0, Padded(1))})
         y = assert_type(torch.ones(2), {"dp": S(0)})
-        try:
-            _ = y / max(x.shape[0], 1)
-        except PlacementError:
-            return str(type_of(y / np.maximum(x.shape[0], 1)))
-    return "accepted"
+        with pytest.raises(PlacementError):
+            _ = y.sum() / max(x.shape[0], 1)
+        return str(type_of(y / max(x.shape[0], 1)))
 
 
-def test_ranks_with_and_without_rows_refuse_alike() -> None:
+def test_ranks_with_and_without_rows_say_the_same() -> None:
     assert run_ranks({"dp": 2}, guarded) == ["{dp:V}", "{dp:V}"]
 
 
@@ -131,3 +146,20 @@ def test_shapes_that_are_put_together_keep_the_axes() -> None:
         for sizes in joined:
             assert facts_of(sizes.numel()).letter("dp") == "P"
         assert facts_of(torch.broadcast_shapes(x.shape, (1,)).numel()).letter("dp") == "P"
+
+
+def test_the_quotient_of_a_size_is_a_size_where_nothing_is_left_over() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(12, 3), {"dp": S(0)})
+        rows: Any = x.shape[0] // 4
+        assert rows == 3 and facts_of(rows).letter("dp") == "P"
+        assert type_of(torch.zeros(rows)) == {"dp": S(0)}
+        assert type_of(x.view(rows, 4, 3)) == {"dp": S(0)}
+        for other in (x.shape[0] // 5, 5 // x.shape[0], x.shape[0] // x.shape[0]):
+            assert facts_of(other).letter("dp") == "V"
+
+
+def test_uneven_pieces_are_not_divided() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0, Padded(7))})
+        assert facts_of(x.shape[0] // 2).letter("dp") == "V"
