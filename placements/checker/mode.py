@@ -138,13 +138,13 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             found = None if pattern is None else pattern.known()
             if found is None:
                 found = self._infer(known, func, args, kwargs or {}, pattern)
-            if found is not _UNTYPED:
-                self.keep(self._memo, hashed, found)
         told: Below | None = None
         written: Tensor | None = None
         if known.in_place or (kwargs and kwargs.get("inplace")):
             written = cast(Tensor, args[0] if args else next(tensors_in(kwargs)))
             after = found if found.__class__ is TensorType else None
+            if is_new and after is not None:
+                _refuse_bools(known.op.name, written, cast(TensorType, after))
             check_write(known.op.name, written, cast(TensorType | None, after))
             told = below(written)
         try:
@@ -156,6 +156,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             tags.count_write(written)
         if is_new and found is not _UNTYPED:
             check_fit(known.op.name, args[0] if known.in_place and args else result, found)
+            self.keep(self._memo, hashed, found)
         if found.__class__ is TensorType and isinstance(result, Tensor):
             if found.fresh is None and _type_of(result) is None:
                 setattr(result, _TYPE, found)  # as tags.put, in one step
@@ -298,6 +299,7 @@ def check_fit(where: str, result: Any, found: Any) -> None:
     Such a type would be a mistake of this package, and must not be handed out.
     """
     for tensor, known in _paired(result, found):
+        _refuse_bools(where, tensor, known)
         for dim, axes in known.cut_dims.items():
             shard = known.by_axis[axes[-1]]
             assert isinstance(shard, Shard) and shard.extent is not None
@@ -308,6 +310,23 @@ def check_fit(where: str, result: Any, found: Any) -> None:
                     f"{tuple(tensor.shape)}. This is a mistake in placements: please "
                     "report the line and the types of its operands"
                 )
+
+
+def _refuse_bools(where: str, tensor: Tensor, known: TensorType) -> None:
+    """Raise PlacementError for a Partial of bools: the sum of two is no bool."""
+    if tensor.dtype is not torch.bool:
+        return
+    for axis, t in known.items():
+        if t.letter == "P":
+            raise refused_call(
+                where,
+                f"the result is bool and Partial on axis {axis!r}",
+                axis=axis,
+                rule="a bool does not count how many ranks said yes, so what is summed over "
+                "ranks must not be bool",
+                advice="sum whole numbers, x.sum(dtype=torch.int64), and compare after the "
+                "all_reduce",
+            )
 
 
 def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
