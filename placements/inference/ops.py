@@ -71,7 +71,7 @@ ROWS: tuple[Row, ...] = (
         "__lshift__ __rshift__ __rpow__ __mod__ __rmod__ __rfloordiv__",
         NONLINEAR, elementwise.pointwise, "value *", ELEMENT),
     Row("elementwise",
-        "eq ge gt le lt ne greater greater_equal less less_equal not_equal __eq__",
+        "gt ge lt le eq ne greater greater_equal less less_equal not_equal __eq__",
         NONLINEAR, elementwise.compared, "value input other",
         f"{ELEMENT}; a count with zero or with the size of a piece, of the rank's own rows",
         forgets=OWN_COUNT),

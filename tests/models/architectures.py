@@ -115,6 +115,13 @@ DECODERS = (
     Architecture("ernie4_5", "decoder", GROUPED),
     Architecture("nemotron", "decoder", GROUPED),
     Architecture("persimmon", "decoder", TEXT),
+    Architecture("helium", "decoder", GROUPED),
+    Architecture("olmo3", "decoder", {**GROUPED, "sliding_window": 4}),
+    Architecture("seed_oss", "decoder", GROUPED),
+    Architecture("arcee", "decoder", GROUPED),
+    Architecture("hunyuan_dense", "decoder", GROUPED, "hunyuan_v1_dense"),
+    Architecture("biogpt", "decoder", TEXT),
+    Architecture("xglm", "decoder", {"vocab_size": 40, "d_model": 24, "num_layers": 2, "attention_heads": 6, "ffn_dim": 20, "max_position_embeddings": 32}, dtype="float32"),
 )  # fmt: skip
 
 _EXPERTS = (
@@ -158,6 +165,11 @@ ENCODERS = (
     Architecture("funnel", "encoder", {"vocab_size": 40, "block_sizes": [1, 1], "d_model": 24, "n_head": 6, "d_head": 4, "d_inner": 20, "num_decoder_layers": 1, "architectures": ["FunnelModel"]}),
     Architecture("fnet", "encoder", {**TEXT, "tpu_short_seq_length": 7}),
     Architecture("convbert", "encoder", {**TEXT, "embedding_size": 10, "head_ratio": 2, "conv_kernel_size": 3}),
+    Architecture("camembert", "encoder", TEXT),
+    Architecture("xlm_roberta", "encoder", TEXT, "xlm-roberta"),
+    Architecture("ernie", "encoder", TEXT),
+    Architecture("roformer", "encoder", TEXT),
+    Architecture("megatron_bert", "encoder", TEXT, "megatron-bert"),
     Architecture("mobilebert", "encoder", {**TEXT, "embedding_size": 10, "intra_bottleneck_size": 12, "true_hidden_size": 12}),
 )  # fmt: skip
 
@@ -171,6 +183,9 @@ ENCODER_DECODERS = (
     Architecture("pegasus", "encoder_decoder", BART),
     Architecture("marian", "encoder_decoder", BART),
     Architecture("blenderbot", "encoder_decoder", BART),
+    Architecture("umt5", "encoder_decoder", T5),
+    Architecture("longt5", "encoder_decoder", {**T5, "local_radius": 3}),
+    Architecture("m2m_100", "encoder_decoder", BART),
     Architecture("prophetnet", "encoder_decoder", {"vocab_size": 40, "hidden_size": 24, "num_encoder_layers": 2, "num_decoder_layers": 2,
         "num_encoder_attention_heads": 6, "num_decoder_attention_heads": 6, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 32}),
 )  # fmt: skip
@@ -189,12 +204,19 @@ VISION = (
     Architecture("siglip_vision", "image", IMAGE, "siglip_vision_model"),
     Architecture("segformer", "large_image", {"depths": [1, 1, 1, 1], "hidden_sizes": [6, 8, 10, 12], "num_attention_heads": [1, 2, 1, 2], "decoder_hidden_size": 10}),
     Architecture("poolformer", "large_image", CONVS),
+    Architecture("swinv2", "large_image", STAGES),
+    Architecture("convnextv2", "large_image", CONVS),
+    Architecture("vit_mae", "image", {**IMAGE, "decoder_hidden_size": 12, "decoder_num_attention_heads": 3, "decoder_intermediate_size": 10, "decoder_num_hidden_layers": 1}),
+    Architecture("pvt_v2", "large_image", {"image_size": 32, "hidden_sizes": [6, 8, 10, 12], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 1, 2]}),
 )  # fmt: skip
 
 SPEECHES = (
     Architecture("wav2vec2", "waveform", {**SPEECH, "mask_time_prob": 0.0}),
     Architecture("hubert", "waveform", {**SPEECH, "mask_time_prob": 0.0}),
     Architecture("wavlm", "waveform", {**SPEECH, "mask_time_prob": 0.0}),
+    Architecture("data2vec_audio", "waveform", {**SPEECH, "mask_time_prob": 0.0, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5}, "data2vec-audio"),
+    Architecture("unispeech", "waveform", {**SPEECH, "mask_time_prob": 0.0}),
+    Architecture("sew", "waveform", {**SPEECH, "mask_time_prob": 0.0, "squeeze_factor": 2}),
     Architecture("whisper", "spectrogram", {**BART, "num_mel_bins": 5, "max_source_positions": 8, "max_target_positions": 32}),
     Architecture("audio_spectrogram", "spectrum", {**IMAGE, "max_length": 16, "num_mel_bins": 8, "time_stride": 4, "frequency_stride": 4}, "audio-spectrogram-transformer"),
 )  # fmt: skip
@@ -204,6 +226,7 @@ RECURRENT = (
     Architecture("mamba2", "decoder", {**TEXT, "state_size": 3, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 4}),
     Architecture("falcon_mamba", "decoder", {**TEXT, "state_size": 3, "time_step_rank": 3}),
     Architecture("rwkv", "decoder", {**TEXT, "attention_hidden_size": 24, "context_length": 32}),
+    Architecture("lfm2", "decoder", {**GROUPED, "layer_types": ["conv", "full_attention"], "block_ff_dim": 20}),
     Architecture("recurrent_gemma", "decoder", {**GROUPED, "lru_width": 24, "attention_window_size": 4, "conv1d_width": 3, "num_hidden_layers": 3, "w_init_variance_scale": 0.1}),
     Architecture("bamba", "decoder", {**GROUPED, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 3, "mamba_n_groups": 2, "mamba_chunk_size": 4, "attn_layer_indices": [1]}),
     Architecture("zamba2", "decoder", {**GROUPED, "mamba_d_state": 3, "mamba_ngroups": 1, "n_mamba_heads": 6, "mamba_headdim": 8, "chunk_size": 4, "num_hidden_layers": 3,

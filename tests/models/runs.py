@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from placements import P, R, V, assert_type, declare, reinterpret, set_current_mesh, type_of
 from placements._torch import unseen
+from placements.checker.composed import looked_into
+from placements.checker.lookup import resolve
 from placements.checker.mode import Typecheck
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
@@ -53,6 +55,10 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if resolve(func) is looked_into:  # a rank makes its parts as steps of their own
+            return _kept(
+                self._kept, func, lambda step: looked_into(self, func, args, kwargs or {})
+            )
         return _kept(self._kept, func, lambda step: func(*args, **(kwargs or {})))
 
 
