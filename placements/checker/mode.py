@@ -16,6 +16,7 @@ from placements.checker.call import Call, CallInference, UnknownForm, tensors_in
 from placements.checker.lookup import KNOWN, resolve
 from placements.checker.numbers import Pieces
 from placements.checker.refusals import refuse_pieces, refused_by
+from placements.checker.results import into, refuse_bools
 from placements.checker.writes import check_write
 from placements.inference.numbers import RANK_NUMBERS, plain
 from placements.inference.templates import Pattern, pattern_of
@@ -98,7 +99,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known.__class__ is not Call:
             return known(self, func, args, kwargs or {})
         if kwargs and kwargs.get("out") is not None:
-            return self._into(known, func, args, kwargs)
+            return into(self, known, func, args, kwargs)
         scope = _said_mesh()  # as current_mesh, in one step
         mesh = scope.value if scope is not None and scope.is_open else current_mesh()
         if mesh is not self._mesh:
@@ -108,10 +109,10 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         for arg in args:
             kind = arg.__class__
             if kind in _TENSORS:
-                tag = _type_of(arg)
-                if tag is not None and tag.fresh is not None and is_behind(arg):
-                    tag = type_or_error(arg, known.op.name)
-                key += tag, arg.shape, arg.dtype
+                own = _type_of(arg)
+                if own is not None and own.fresh is not None and is_behind(arg):
+                    own = type_or_error(arg, known.op.name)
+                key += own, arg.shape, arg.dtype
             elif kind in _PLAIN:
                 key += kind, arg
             else:
@@ -143,8 +144,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known.in_place or (kwargs and kwargs.get("inplace")):
             written = cast(Tensor, args[0] if args else next(tensors_in(kwargs)))
             after = found if found.__class__ is TensorType else None
-            if is_new and after is not None:
-                _refuse_bools(known.op.name, written, cast(TensorType, after))
+            if is_new and after is not None and written.dtype is torch.bool:
+                refuse_bools(known.op.name, written, cast(TensorType, after))
             check_write(known.op.name, written, cast(TensorType | None, after))
             told = below(written)
         try:
@@ -175,31 +176,6 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if len(memo) >= _MEMO_SIZE:
             memo.clear()
         memo[key] = found
-
-    def _into(
-        self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        """`op(..., out=x)` is `x.copy_(op(...))`, if x fits and nobody wants a gradient."""
-        if call.takes_mesh:
-            raise refused_call(
-                call.op.name, "a factory into out= would change a tensor behind its type",
-                advice="use the result",
-            )  # fmt: skip
-        out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
-        result = self.__torch_function__(func, (), args, rest)
-        fits = isinstance(out, Tensor) and isinstance(result, Tensor)
-        fits = fits and out.shape == result.shape and out.dtype == result.dtype
-        # One row may be a piece or the whole.
-        fits = fits and type_or_error(out, "out=").is_cut_as(type_or_error(result, "out="))
-        if not fits or result.requires_grad or out.requires_grad:
-            raise refused_call(
-                call.op.name,
-                "out= is not a tensor of the shape, cut and dtype of the result, without a "
-                "gradient",
-                rule="torch would give it other memory, or cut the graph, behind its type",
-                advice="use the result",
-            )
-        return self.__torch_function__(Tensor.copy_, (), (out, result))
 
     def _infer(
         self,
@@ -299,7 +275,8 @@ def check_fit(where: str, result: Any, found: Any) -> None:
     Such a type would be a mistake of this package, and must not be handed out.
     """
     for tensor, known in _paired(result, found):
-        _refuse_bools(where, tensor, known)
+        if tensor.dtype is torch.bool:
+            refuse_bools(where, tensor, known)
         for dim, axes in known.cut_dims.items():
             shard = known.by_axis[axes[-1]]
             assert isinstance(shard, Shard) and shard.extent is not None
@@ -310,23 +287,6 @@ def check_fit(where: str, result: Any, found: Any) -> None:
                     f"{tuple(tensor.shape)}. This is a mistake in placements: please "
                     "report the line and the types of its operands"
                 )
-
-
-def _refuse_bools(where: str, tensor: Tensor, known: TensorType) -> None:
-    """Raise PlacementError for a Partial of bools: the sum of two is no bool."""
-    if tensor.dtype is not torch.bool:
-        return
-    for axis, t in known.items():
-        if t.letter == "P":
-            raise refused_call(
-                where,
-                f"the result is bool and Partial on axis {axis!r}",
-                axis=axis,
-                rule="a bool does not count how many ranks said yes, so what is summed over "
-                "ranks must not be bool",
-                advice="sum whole numbers, x.sum(dtype=torch.int64), and compare after the "
-                "all_reduce",
-            )
 
 
 def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:

@@ -68,7 +68,7 @@ def refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
     """Raise PlacementError where torch was given pieces that do not fit."""
     tensors = list(tensors_in(arguments))
     known = [tags.get(t) for t in tensors]
-    cut = [k for k in known if k is not None and any(t.letter in "SV" for t in k.types)]
+    cut = [k for k in known if k is not None and any(t.letter in "SVP" for t in k.types)]
     own_numbers = next(numbers_in(arguments), None) is not None
     if error.__class__ in COMPLAINTS and (cut or own_numbers):
         raise refused_call(

@@ -257,7 +257,9 @@ def attention(
 def _for_each_head(op: Op, x: Operand, query: Operand) -> Operand:
     """Keys or values with one head for each head of the queries: heads are repeated."""
     heads = x.ndim - 3
-    times = query.shape[heads] // max(x.shape[heads], 1)
+    # Of all ranks: one that holds no heads must read the same.
+    asked, given = (o.type.global_size(heads, o.shape[heads]) for o in (query, x))
+    times = asked // max(given, 1)
     linear = replace(op, linearity=LINEAR)
     shape = (*x.shape[:heads], x.shape[heads] * times, *x.shape[heads + 1 :])
     return inner_value(repeat_interleave(linear, x, times, heads), shape, x)

@@ -34,6 +34,7 @@ from placements.testing.forms.rounding import magnitudes, same, show
 from placements.testing.forms.runs import (
     Run,
     Runner,
+    is_undetermined,
     run_on_one_device,
     run_on_ranks,
     source_of,
@@ -73,7 +74,7 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Judgeme
     except SyntaxError:
         return Judgement("invalid", "syntax")
     meant = run_on_one_device(form, code)
-    if meant is None:
+    if meant is None or is_undetermined(form):
         return Judgement("invalid", "one device")
     ranks = run(form, code)
     if ranks is None:

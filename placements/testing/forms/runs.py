@@ -7,7 +7,7 @@ meaning on one device at each place.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -113,6 +113,23 @@ def run_on_one_device(form: Form, code: CodeType) -> dict[Place, Run] | None:
         draws = "empty" in form.op or not torch.equal(before, torch.get_rng_state())
         made[where] = Run(outputs, [], leaves, draws=draws)
     return made
+
+
+def is_undetermined(form: Form) -> bool:
+    """Return whether torch itself gives no definite result on one device.
+
+    Circular padding by a negative number leaves memory unwritten, and the gradient of a QR
+    decomposition needs independent columns.
+    """
+    if form.op == "pad":
+        return "circular" in form.line and "-" in form.line
+    if form.op not in ("qr", "linalg_qr"):
+        return False
+    values = [v for x in form.operands.values() for v in x.values.values() if v.dim() > 1]
+    rank_of = cast(Any, torch.linalg).matrix_rank
+    ranks: list[Tensor] = [rank_of(v.double()) for v in values]
+    full = [min(v.shape[-2:]) for v in values]
+    return any(bool((r < n).any()) for r, n in zip(ranks, full, strict=True))
 
 
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
