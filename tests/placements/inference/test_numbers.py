@@ -1,5 +1,6 @@
 """Numbers that belong to axes: what Python's functions and methods make of them."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +132,13 @@ def test_shapes_that_are_put_together_keep_the_axes() -> None:
         for sizes in joined:
             assert facts_of(sizes.numel()).letter("dp") == "P"
         assert facts_of(torch.broadcast_shapes(x.shape, (1,)).numel()).letter("dp") == "P"
+
+
+@pytest.mark.parametrize("plain", [6, 6.5])
+def test_the_class_of_a_number_makes_plain_numbers(plain: float) -> None:
+    """`statistics` calls the class of the numbers that it was given with a result."""
+    number = belonging(plain, Facts((("a", "P"),), "n"))
+    for made in (type(number)(plain), type(number)(number), type(number)(str(plain))):
+        assert made == plain and type(made) is type(plain)
+    assert type(number)() == 0
+    assert statistics.mean([number]) == plain and statistics.mean([number, plain]) == plain
