@@ -1,6 +1,7 @@
 """Numbers about the memory of a tensor: they belong to the axes that its sizes belong to.
 
-`x.nbytes`, `x.stride()`, `x.storage_offset()`, `x.untyped_storage().nbytes()`.
+`x.nbytes`, `x.stride()`, `x.storage_offset()`, `x.untyped_storage().nbytes()` and
+`x.untyped_storage().size()`.
 """
 
 import inspect
@@ -62,15 +63,15 @@ def memory_with_type(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return memory
 
 
-def bytes_of_memory(nbytes: Any) -> Any:
-    """`UntypedStorage.nbytes` whose result belongs to the axes of the tensor."""
+def bytes_of_memory(name: str, count: Any) -> Any:
+    """`UntypedStorage.nbytes` or `.size`, whose result belongs to the tensor's axes."""
 
     def bytes_of_memory(self: Any) -> int:
-        result, asking = nbytes(self), inspect.currentframe()
+        result, asking = count(self), inspect.currentframe()
         own = tags.axes_of(self) if current.mode is not None else ()
         # Torch asks when it saves a tensor: a file holds plain numbers.
         if asking and asking.f_back and is_library(asking.f_back.f_code.co_filename):
             return result
-        return belonging(result, Facts(own, "untyped_storage().nbytes()"))
+        return belonging(result, Facts(own, f"untyped_storage().{name}()"))
 
     return bytes_of_memory

@@ -56,6 +56,11 @@ def global_size(x: Tensor, dim: int) -> int:
     """
     with unseen():
         known = type_or_error(x, "global_size")
+        if not -x.dim() <= dim < x.dim():
+            raise IndexError(
+                f"global_size: dim {dim} of a tensor of shape {tuple(x.shape)}, which has "
+                f"{x.dim()} dims"
+            )
         return known.global_size(dim % x.dim(), x.shape[dim])
 
 

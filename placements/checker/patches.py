@@ -81,7 +81,9 @@ def _patches() -> Iterator[_Patch]:
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
     yield _Patch(Tensor, "__reduce_ex__", numbers.with_plain_sizes)
     # The size of the memory of a piece differs by rank, as the piece does.
-    yield _Patch(torch.UntypedStorage, "nbytes", layout.bytes_of_memory)
+    for name in ("nbytes", "size"):
+        counted = partial(layout.bytes_of_memory, name)
+        yield _Patch(torch.UntypedStorage, name, counted)
     if not dist.is_available():
         return
     # A rank is a number that differs by rank, whichever way a program asks for it. The

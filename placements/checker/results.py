@@ -20,8 +20,8 @@ def refuse_bools(where: str, tensor: Tensor, known: TensorType) -> None:
                 where,
                 f"the result is bool and Partial on axis {axis!r}",
                 axis=axis,
-                rule="a bool does not count how many ranks said yes: a sum over ranks needs "
-                "another dtype",
+                rule="a bool does not count how many ranks said yes, so a sum over ranks must "
+                "have another dtype",
                 advice="sum whole numbers (dtype=torch.int64), all_reduce, then compare",
             )
 

@@ -287,9 +287,14 @@ for _name in _COMPARISONS:
 
 
 class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """A whole number that belongs to mesh axes."""
+    """A whole number that belongs to mesh axes; called as int, it makes a plain one.
 
-    def __new__(cls, value: int, facts: Facts) -> "RankInt":
+    Code that asks a number for its class (`statistics`) calls it with a number alone.
+    """
+
+    def __new__(cls, value: Any = 0, facts: Facts | None = None) -> Any:
+        if facts is None:
+            return int(value)
         made = super().__new__(cls, value)
         made.facts = facts
         return made
@@ -308,9 +313,11 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
 
 
 class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """A number that belongs to mesh axes."""
+    """A number that belongs to mesh axes; called as float, it makes a plain one."""
 
-    def __new__(cls, value: float, facts: Facts) -> "RankFloat":
+    def __new__(cls, value: Any = 0.0, facts: Facts | None = None) -> Any:
+        if facts is None:
+            return float(value)
         made = super().__new__(cls, value)
         made.facts = facts
         return made

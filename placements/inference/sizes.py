@@ -86,5 +86,9 @@ def type_of_sizes(mesh: Mesh, sizes: Iterable[Size], fresh: str | None) -> Tenso
                 raise Refusal(DIM_REASONS["other dim"], axis, None, "sizes of one cut dim")
             types.setdefault(axis, Shard(dim, extent))
         types |= {axis: V for axis in size.varying}
+    for size in sizes:
+        # The outer pieces are made of the inner ones, so they go when those are lost.
+        lost = [k for k, (axis, _) in enumerate(size.cuts) if types[axis] == V]
+        types |= {axis: V for axis, _ in size.cuts[: max(lost, default=0)]}
     rest: dict[str, AxisType] = {axis: R for axis in mesh.axes if axis not in types}
     return make(mesh, {**types, **rest}, fresh=fresh)

@@ -172,12 +172,12 @@ def normalize(
 
 
 def flip(op: Op, input: Operand, dims: Any) -> TensorType:
-    return along(op, input, dims)
+    return moved_along(op, input, dims)
 
 
 def roll(op: Op, input: Operand, shifts: Any, dims: Any = None) -> TensorType:
     """Without dims the elements move in the flattened tensor."""
-    return along(op, input, _all_if_empty(dims))
+    return moved_along(op, input, _all_if_empty(dims))
 
 
 def running_choice(op: Op, input: Operand, dim: int) -> Any:

@@ -9,21 +9,20 @@ with the dim whose size was read from a dim cut by that axis, else with the dim 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from placements.inference.combine import combine
+from placements.inference.flows.groups import Groups, view_of_pads
 from placements.inference.flows.views import moved, recut
 from placements.inference.op import Op
 from placements.inference.sizes import Size, is_foreign, sizes_of
 from placements.inference.terms import Label, Mixed, Operand, Refusal, Term
 from placements.types.axis import Shard, V
 from placements.types.extents import Extent, Folded, fold
-from placements.types.padding import Pads, regrouped, repeated
+from placements.types.padding import repeated
 from placements.types.tensor import TensorType
-
-# Dims of the old shape, and the dims of the new one that they become together.
-Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def reshape(
@@ -71,11 +70,20 @@ def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorT
     return _viewed(op, input, shape, groups)
 
 
-def _shape(input: Operand, sizes: Sequence[Size]) -> tuple[int, ...]:
-    """The sizes with the -1 filled in."""
-    known = math.prod(size.rows for size in sizes if size.rows != -1)
-    rest = math.prod(input.shape) // known if known else 0
-    return tuple(rest if size.rows == -1 else size.rows for size in sizes)
+def _shape(input: Operand, sizes: Sequence[Size], groups: Groups) -> tuple[int, ...]:
+    """The sizes with the -1 filled in; a dim of another group may have no rows here."""
+    shape = [size.rows for size in sizes]
+    for olds, news in groups:
+        known = math.prod(shape[j] for j in news if shape[j] != -1)
+        rest = math.prod(input.shape[d] for d in olds) // known if known else 0
+        for j in news:
+            shape[j] = rest if shape[j] == -1 else shape[j]
+    return tuple(shape)
+
+
+def _largest(size: Size) -> int:
+    """The rows of the largest piece of a dim that is cut."""
+    return max(size.cuts[-1][1].sizes) if size.cuts else size.rows
 
 
 def _check_sizes(input: Operand, sizes: Sequence[Size]) -> None:
@@ -112,36 +120,50 @@ def _reshaped(op: Op, input: Operand, sizes: list[Size]) -> TensorType:
 
 
 def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> TensorType:
-    """The view in which every cut finds its dim among the new dims of its group."""
-    news_of = {dim: news for olds, news in groups for dim in olds}
+    """The view in which every cut finds its dim among the new dims of its group.
+
+    It is judged by the sizes of the rank with the largest piece, since a rank that has no
+    rows cannot tell where they would go, and all ranks must say the same.
+    """
+    input = replace(input, shape=tuple(map(_largest, sizes_of(input))))
+    sizes = [replace(size, rows=_largest(size)) for size in sizes]
+    group_of = {dim: (olds, news) for olds, news in groups for dim in olds}
     # Sizes with the cuts that were placed so far undone, since the cuts further out count
     # the rows that the cuts further in share.
-    shape = _shape(input, sizes)
+    shape = _shape(input, sizes, groups)
     old, new = list(input.shape), list(shape)
+    _check_count(input, shape)
 
     def place(axis: str, dim: int, extent: Extent) -> tuple[int, Extent]:
-        news = news_of[dim]
-        if len(news) == 1 and sum(news_of[d] == news for d in news_of) == 1:
+        olds, news = group_of[dim]
+        if len(news) == len(olds) == 1 and axis in dict(sizes[news[0]].cuts):
             found = news[0], extent
         else:
-            found = _place(axis, dim, extent, news)
+            found = _place(axis, dim, extent, olds, news)
         old[dim], new[found[0]] = extent.total, found[1].total
         return found
 
-    def _place(axis: str, dim: int, extent: Extent, news: tuple[int, ...]) -> Any:
-        blocks = math.prod(old[:dim])
+    def _place(
+        axis: str, dim: int, extent: Extent, olds: tuple[int, ...], news: tuple[int, ...]
+    ) -> Any:
+        # Dims of other groups do not count: a rank may have no rows of them.
+        blocks = math.prod(old[d] for d in olds if d < dim)
         runs = extent
         if isinstance(extent, Folded):
             blocks, runs = blocks * extent.outer, extent.inner
-        behind = math.prod(old[dim + 1 :])
+        behind = math.prod(old[d] for d in olds if d > dim)
         rank = input.type.mesh.place[axis]
+        if axis == input.cut_axes(dim)[-1]:
+            rank = extent.sizes.index(max(extent.sizes))
+        is_empty = 0 in (blocks, extent.total, behind)
         fitting: list[tuple[int, Extent]] = []
         for j in news:
-            before, after = math.prod(new[:j]), math.prod(new[j + 1 :])
+            before = math.prod(new[k] for k in news if k < j)
+            after = math.prod(new[k] for k in news if k > j)
             part = _of_rows(runs, behind, after)
             if (blocks % before if before else blocks) or part is None:
                 continue
-            if _is_merged_unevenly(input, dim, sizes[:j]):
+            if _is_merged_unevenly(input, [d for d in olds if d < dim], sizes[:j]):
                 continue
             whole = fold(blocks // before if before else 1, part)
             if whole.local_size(rank) != new[j]:
@@ -152,8 +174,10 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
                 continue  # the size was read from a dim that is cut otherwise
             if not follows and not whole.equal_sizes:
                 continue  # the number is the same on all ranks of the axis
+            if not follows and is_empty and whole.total != new[j]:
+                continue  # nothing has any shape, so this number is that of one device
             fitting.append((j, whole))
-        if 0 in (blocks, extent.total, behind):
+        if is_empty:
             # No elements can be cut in every way, so the size that was read says in which.
             for j in set(news) - {fit for fit, _ in fitting}:
                 said = dict(sizes[j].cuts).get(axis)
@@ -163,10 +187,23 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
         plain = [found for found in fitting if not isinstance(found[1], Folded)]
         return _chosen(input, axis, dim, extent, sizes, fitting, plain)
 
-    pads = _view_of_pads(input, shape, sizes, groups)
+    pads = view_of_pads(input, shape, sizes, groups)
     found = recut(op, input, place, pads)
     _check_said(input, found, sizes)
     return found
+
+
+def _check_count(input: Operand, shape: tuple[int, ...]) -> None:
+    """Refuse on all ranks what torch would not take of some: of those without rows, say."""
+    cuts = [cut for dim in input.type.cut_dims for cut in input.type.cuts(dim)]
+    uneven = next((axis for axis, extent in cuts if not extent.equal_sizes), None)
+    if uneven is None or V in input.type.types:
+        return  # torch says the same on all ranks, or they differ anyway
+    if math.prod(shape) != math.prod(input.shape):
+        raise Refusal(
+            f"pieces of up to {input.shape} do not have the elements of {shape}",
+            uneven, input, "sizes that fit the pieces of all ranks",
+        )  # fmt: skip
 
 
 def _check_said(input: Operand, found: TensorType, sizes: Sequence[Size]) -> None:
@@ -186,9 +223,11 @@ def _check_said(input: Operand, found: TensorType, sizes: Sequence[Size]) -> Non
             )  # fmt: skip
 
 
-def _is_merged_unevenly(input: Operand, dim: int, before: Sequence[Size]) -> bool:
+def _is_merged_unevenly(
+    input: Operand, dims: Sequence[int], before: Sequence[Size]
+) -> bool:
     """Whether ranks would fold different numbers of blocks, so that types would differ."""
-    for d in range(dim):
+    for d in dims:
         for axis, extent in input.type.cuts(d):
             kept = any(size.rows == -1 or axis in dict(size.cuts) for size in before)
             if not extent.equal_sizes and not kept:
@@ -240,74 +279,6 @@ def _chosen(
         "a view that keeps the cut dim apart: write its size as -1, or read it from a "
         "tensor that is cut so (y.shape[0])",
     )
-
-
-def _view_of_pads(
-    input: Operand, shape: tuple[int, ...], sizes: Sequence[Size], groups: Groups
-) -> Callable[[Pads], Pads | None]:
-    """What a view makes of rows of padding; their dims are matched by size."""
-    cut = [dim for dim in range(input.ndim) if input.cut_axes(dim)]
-    if len(groups) == 1 and input.type.pads:
-        written = tuple(size.rows for size in sizes)
-        groups = _groups_by_size(input, written, shape)
-    return lambda pads: regrouped(pads, input.shape, shape, groups, cut)
-
-
-def _groups_by_size(
-    input: Operand, sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> Groups:
-    """Match dims by size: from the right up to the -1, and then from the left.
-
-    Features stand on the right. What is left over belongs together.
-    """
-    old, new = input.shape, shape
-    free = sizes.index(-1) if -1 in sizes else None
-    right = 0
-    while right < min(len(old), len(new)):
-        i, j = len(old) - 1 - right, len(new) - 1 - right
-        if old[i] != new[j] or (free is not None and j <= free):
-            break
-        right += 1
-    tail: Groups = [
-        ((len(old) - 1 - k,), (len(new) - 1 - k,)) for k in reversed(range(right))
-    ]
-    i_end, j_end = len(old) - right, len(new) - right
-    left = 0
-    if free is not None:
-        while left < min(free, i_end) and old[left] == new[left]:
-            left += 1
-    head: Groups = [((k,), (k,)) for k in range(left)]
-    return [*head, *_by_product(old, new, (left, i_end), (left, j_end)), *tail]
-
-
-def _by_product(
-    old: tuple[int, ...],
-    new: tuple[int, ...],
-    old_range: tuple[int, int],
-    new_range: tuple[int, int],
-) -> Groups:
-    """Close a group as soon as both sides have the same number of elements."""
-    i, i_end = old_range
-    j, j_end = new_range
-    groups: Groups = []
-    while i < i_end or j < j_end:
-        first_i, first_j = i, j
-        i, j = min(i + 1, i_end), min(j + 1, j_end)
-        while True:
-            a = math.prod(old[first_i:i])
-            b = math.prod(new[first_j:j])
-            if a == b:
-                break
-            if (a < b and i == i_end) or (b < a and j == j_end):
-                rest = tuple(range(first_i, i_end)), tuple(range(first_j, j_end))
-                return [*groups, rest]
-            i, j = (i + 1, j) if a < b else (i, j + 1)
-        while i < i_end and old[i] == 1 and (j == j_end or new[j] != 1):
-            i += 1
-        while j < j_end and new[j] == 1 and (i == i_end or old[i] != 1):
-            j += 1
-        groups.append((tuple(range(first_i, i)), tuple(range(first_j, j))))
-    return groups
 
 
 def repeat_interleave(

@@ -1,6 +1,7 @@
 """Flows of subscripts: `x[...]` read and written; integers, slices, tensors, masks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from placements.inference import padding
@@ -96,7 +97,9 @@ class _Plan:
         self._place()
 
     def _as_index(self, entry: Any) -> Any:
-        """A list of whole numbers as the tensor that torch makes of it."""
+        """A list of whole numbers as the tensor that torch makes of it; uint8 as a mask."""
+        if isinstance(entry, Operand) and entry.dtype == "uint8":
+            return replace(entry, dtype="bool")
         if entry.__class__ not in (list, tuple, range):
             return entry
         numbers = cast(Sequence[Any], entry)
@@ -197,10 +200,11 @@ class _Plan:
             if entry.is_bool:
                 labels: tuple[Label, ...] = tuple(range(dim, dim + width))
                 labels = labels if is_alone else (Mixed(POSITIONS),) * width
+                terms.append(Term(entry, labels, is_control=True))
             else:
                 own = owned(self._axes(entry, dim), Mixed(POSITIONS))
                 labels = tuple(own for _ in range(entry.ndim))
-            terms.append(index_term(entry, labels))
+                terms.append(index_term(entry, labels))
         return terms
 
     def value_labels(self, value: Operand) -> tuple[Label, ...]:

@@ -143,6 +143,14 @@ def test_means_over_all_ranks_are_accepted() -> None:
     assert on_ranks(program) == ({"dp": R, "tp": R}, {"dp": R, "tp": R})
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((), 0), ((2, 3), 2), ((2, 3), -3)])
+def test_the_size_of_a_dim_that_is_not_there(shape: tuple[int, ...], dim: int) -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(shape), {"dp": R})
+        with pytest.raises(IndexError, match=f"dim {dim} of a tensor of shape"):
+            global_size(x, dim)
+
+
 def test_no_factor_makes_a_piece_the_whole() -> None:
     """A 2 that happens to be the size of the axis may mean anything."""
 
@@ -350,6 +358,7 @@ LAYOUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "an offset": (lambda x: x[:, 1:].storage_offset(), "V"),
     "nbytes": (lambda x: x.nbytes, "P"),
     "the bytes of the memory": (lambda x: x.untyped_storage().nbytes(), "V"),
+    "the size of the memory": (lambda x: x.untyped_storage().size(), "V"),
     "the size of an element": (lambda x: x.element_size(), "R"),
 }
 
@@ -373,6 +382,7 @@ def test_a_sum_is_not_divided_by_the_bytes_of_a_piece() -> None:
         for line in (
             lambda: x.sum() / x.nbytes,
             lambda: x.sum() / x.untyped_storage().nbytes(),
+            lambda: x.sum() / x.untyped_storage().size(),
             lambda: x.sum() / x.T.contiguous().stride(0),
         ):
             with pytest.raises(PlacementError):

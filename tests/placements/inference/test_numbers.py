@@ -1,5 +1,6 @@
 """Numbers that belong to axes: what Python's functions and methods make of them."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -163,3 +164,13 @@ def test_uneven_pieces_are_not_divided() -> None:
     with set_current_mesh({"dp": 2}), typecheck():
         x = assert_type(torch.ones(4, 3), {"dp": S(0, Padded(7))})
         assert facts_of(x.shape[0] // 2).letter("dp") == "V"
+
+
+@pytest.mark.parametrize("plain", [6, 6.5])
+def test_the_class_of_a_number_makes_plain_numbers(plain: float) -> None:
+    """`statistics` calls the class of the numbers that it was given with a result."""
+    number = belonging(plain, Facts((("a", "P"),), "n"))
+    for made in (type(number)(plain), type(number)(number), type(number)(str(plain))):
+        assert made == plain and type(made) is type(plain)
+    assert type(number)() == 0
+    assert statistics.mean([number]) == plain and statistics.mean([number, plain]) == plain

@@ -1,4 +1,4 @@
-"""Sizes that were read on one presentation of the ranks, and used on another."""
+"""Sizes of pieces as sizes of new tensors: of several cuts, and of another mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,3 +59,30 @@ def test_what_is_sized_on_another_mesh_may_differ_on_every_axis(name: str) -> No
 def test_a_view_to_a_size_of_another_mesh_is_refused(name: str) -> None:
     with typecheck(), pytest.raises(PlacementError, match="read on another mesh"):
         run(VIEWED[name])
+
+
+# Lines whose sizes are each rank's own on a, where a is the inner cut of x over b and a.
+OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "zeros": lambda x, v: torch.zeros(v.shape[0], x.shape[0]),
+    "the other way around": lambda x, v: torch.zeros(x.shape[0], v.shape[0]),
+    "numel": lambda x, v: torch.ones(v.numel(), x.shape[0]),
+    "a sum": lambda x, v: torch.full((v.shape[0] + 1, x.shape[0]), 2.0),
+    "empty": lambda x, v: torch.empty(v.shape[0], x.shape[0]).fill_(1.0),
+    "expand": lambda x, v: torch.ones(()).expand(v.shape[0], x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_size_that_forgets_an_inner_cut_forgets_the_outer_ones(name: str) -> None:
+    """The outer pieces are made of the inner ones."""
+    with set_current_mesh({"a": 2, "b": 2}), typecheck():
+        v = assert_type(torch.randn(2, 3), {"a": V, "b": R})
+        x = assert_type(torch.randn(2, 1), {"b": S(0), "a": S(0)})
+        assert type_of(OWN[name](x, v)) == {"a": V, "b": V}
+
+
+def test_a_size_that_forgets_an_outer_cut_keeps_the_inner_one() -> None:
+    with set_current_mesh({"a": 2, "b": 2}), typecheck():
+        v = assert_type(torch.randn(2, 3), {"a": V, "b": R})
+        x = assert_type(torch.randn(2, 1), {"a": S(0), "b": S(0)})
+        assert type_of(torch.zeros(v.shape[0], x.shape[0])) == {"a": V, "b": S(1)}

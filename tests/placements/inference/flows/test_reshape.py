@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from placements import (
+    Padded,
     PlacementError,
+    R,
     S,
     V,
     assert_type,
@@ -15,6 +17,7 @@ from placements import (
     type_of,
     typecheck,
 )
+from placements.types.mesh import Mesh
 
 View = Callable[[Tensor, Tensor], Tensor]
 
@@ -65,3 +68,44 @@ def test_any_sizes_fit_rows_that_are_each_ranks_own() -> None:
         x = assert_type(torch.randn(2, 8), {"a": S(0)})
         own = assert_type(torch.randn(2, 8), {"a": V})
         assert type_of(own.view(x.shape[0], -1, x.shape[0])) == {"a": V}
+
+
+# Views of x and of y; a has no rows of them on some ranks, and x is also cut over b.
+WITHOUT_ROWS: dict[str, tuple[View, bool]] = {
+    "flatten(1)": (lambda x, y: x.flatten(1), True),
+    "flatten(1), back": (lambda x, y: x.flatten(1).unflatten(1, (-1, 2)), True),
+    "unflatten": (lambda x, y: x.unflatten(1, (-1, 1)), True),
+    "of no elements": (lambda x, y: y[:, 3:].unflatten(0, (-1, 1)), True),
+    "rows first": (lambda x, y: y.view(-1, 3), True),
+    "one more dim": (lambda x, y: y.view(-1, 1, 3), True),
+    "a plain size": (lambda x, y: y[:, 0].reshape(1), False),
+    "a plain size of none": (lambda x, y: y[:, 0].reshape(0), False),
+    "too many elements": (lambda x, y: y[:, 3:].reshape(y.shape[0], 1), False),
+    "too few elements": (lambda x, y: y[:, 0].view(y.shape[0], 0), False),
+    "-1 beside none": (lambda x, y: y.view(y.shape[0], -1), False),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_ranks_with_and_without_rows_say_the_same(name: str) -> None:
+    """One row over two ranks: the second has none, and cannot tell where it would go."""
+    view, is_accepted = WITHOUT_ROWS[name]
+    said: set[str] = set()
+    for a in range(2):
+        coordinate = {"a": a, "b": 0}
+        with set_current_mesh(Mesh({"a": 2, "b": 2}, coordinate)), typecheck():
+            x = assert_type(torch.randn(1 - a, 2, 2), {"a": S(0, Padded(1)), "b": S(1)})
+            y = assert_type(torch.randn(1 - a, 3), {"a": S(0, Padded(1)), "b": R})
+            try:
+                said.add(str(type_of(view(x, y))))
+            except PlacementError:
+                said.add("refused")
+    assert len(said) == 1 and ("refused" not in said) == is_accepted
+
+
+def test_numbers_of_a_view_of_nothing_are_those_of_one_device() -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        x = assert_type(torch.randn(0, 1), {"a": S(1)})  # 1 of 2 columns
+        found = type_of(x.reshape(x.shape[0], 1))
+        assert found is not None and found.global_shape((0, 1)) == (0, 1)
+        assert type_of(x.reshape(x.shape[0], x.shape[1])) == {"a": S(1)}
