@@ -41,7 +41,7 @@ class Call:
 
     __slots__ = (
         "choices", "in_place", "met", "op", "reads_floats", "roles", "signatures",
-        "takes_mesh", "takes_shared",
+        "takes_mesh", "takes_shared", "takes_sizes",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,10 @@ class Call:
         self.reads_floats = op.reads_floats
         self.takes_mesh = "mesh" in op.takes
         self.takes_shared = "shared" in op.takes
+        # Whether a number that belongs to an axis may be a size, or choose elements.
+        self.takes_sizes = not {"size", "choice", "subscript"}.isdisjoint(
+            self.roles.values()
+        )
 
 
 def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:

@@ -165,11 +165,11 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """x.shape, x.size(), x.size(dim), x.numel(): sizes know the piece they are of."""
     result = func(*args, **kwargs)
     known = tags.get(args[0])
-    if known is None:
+    if known is None or known.has_plain_sizes:
         return result
     if kwargs:
         return _with_facts(known, result, args, kwargs)
-    key = (func, known, result, *args[1:])
+    key = (known, result, *args[1:])
     found = known.mesh.inferred.get(key)
     if found is None:
         found = _with_facts(known, result, args, kwargs)
@@ -178,8 +178,6 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _with_facts(known: TensorType, result: Any, args: Any, kwargs: Any) -> Any:
-    if not (known.pads or any(t.letter in "SV" for t in known.types)):
-        return result
     if isinstance(result, torch.Size):
         return Sizes([_size(known, d, n) for d, n in enumerate(result)])
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -201,6 +199,9 @@ def broadcast_sizes(broadcast_shapes: Any) -> Any:
     return broadcast_sizes
 
 
+_item = cast(Any, tuple).__getitem__
+
+
 class Sizes(tuple[int, ...]):
     """The sizes of a tensor; their product knows its axes as they do.
 
@@ -212,8 +213,8 @@ class Sizes(tuple[int, ...]):
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found: Any = cast(Any, super()).__getitem__(key)
-        return Sizes(found) if isinstance(key, slice) else found
+        found: Any = _item(self, key)
+        return Sizes(found) if key.__class__ is slice else found
 
     def __add__(self, other: Any) -> Any:
         return Sizes((*self, *other))
