@@ -17,14 +17,15 @@ from placements.runtime.errors import mismatch, type_or_error, wrong_type
 from placements.runtime.filled import up_to_date
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import checkers, current, observer
-from placements.runtime.tags import Declaration, declarations, mark_as_root, remember
+from placements.runtime.tags import declarations, mark_as_root, remember
 from placements.types.axis import Shard, TypesLike
 from placements.types.index import Index
-from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 from placements.types.text import as_axis_type
 
 T = TypeVar("T")
+
+_type_in = tags.get
 
 
 def assert_type(
@@ -209,12 +210,16 @@ def _stamp(owners: Sequence[nn.Module]) -> None:
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
-        for name, types in declarations(owner).items():
+        if tags.DECLARED not in owner.__dict__:
+            continue
+        for name, types in owner.__dict__[tags.DECLARED].items():
             tensor = tensor_in(owner, name)
             if tensor is None:  # a buffer that the module has taken away since
                 continue
-            if watcher is None and _has_type_of_last_call(tensor, mesh, types):
-                continue
+            settled = types.settled
+            if settled is not None and watcher is None and settled.mesh is mesh:
+                if _type_in(tensor) is settled:  # as after the last call
+                    continue
             with unseen():
                 wanted = declared_of(mesh, types, tensor.shape)
                 if tags.get(tensor) is not wanted:
@@ -222,20 +227,6 @@ def _stamp(owners: Sequence[nn.Module]) -> None:
                     tags.put(tensor, wanted)
                 if watcher is not None:
                     watcher.stamped(owner, name, tensor)
-
-
-def _has_type_of_last_call(tensor: Tensor, mesh: Mesh, types: Declaration) -> bool:
-    """Return whether a tensor has the type that its declaration gave last.
-
-    Where the type says how a dim is cut, it depends on the shape, so the shape decides.
-    """
-    last = types.last
-    return (
-        last is not None
-        and tags.get(tensor) is last[2]
-        and last[0] is mesh
-        and not last[2].cut_dims
-    )
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from placements._torch import NO_DEFAULT, SlotData
-from placements.inference import padding
-from placements.inference.combine import as_numbers
 from placements.inference.flows.random import refuse_own_generator
 from placements.inference.number_operands import chosen_by, number_operand
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, numbers_in
 from placements.inference.op import SETTINGS, UNREAD, Op
+from placements.inference.parts import written_over
 from placements.inference.signature import Signature, Slot, bind, defaults
 from placements.inference.templates import Pattern
 from placements.inference.terms import Operand, Refusal
@@ -42,7 +41,7 @@ class Call:
 
     __slots__ = (
         "choices", "in_place", "met", "op", "reads_floats", "roles", "signatures",
-        "takes_mesh", "takes_shared",
+        "takes_mesh", "takes_shared", "takes_sizes",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +65,10 @@ class Call:
         self.reads_floats = op.reads_floats
         self.takes_mesh = "mesh" in op.takes
         self.takes_shared = "shared" in op.takes
+        # Whether a number that belongs to an axis may be a size, or choose elements.
+        self.takes_sizes = not {"size", "choice", "subscript"}.isdisjoint(
+            self.roles.values()
+        )
 
 
 def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:
@@ -291,7 +294,7 @@ class CallInference:
             # Nobody says yet what the gradient of a new leaf is, so it is no constant.
             found = found.as_leaf()
         if self.call.in_place or self.bound.get("inplace"):
-            return _written(operands[0], found)
+            return written_over(operands[0], found)
         return found
 
     def _by_choices(self, found: Any) -> Any:
@@ -326,36 +329,3 @@ def _each(found: Any, number: RankNumber) -> Any:
     if isinstance(found, TensorType):
         return chosen_by(found, number)
     return type(found)(_each(one, number) for one in found)
-
-
-def _check_counts(target: Operand, found: TensorType) -> None:
-    """Numbers of own rows are written over such numbers alone, and by nothing else."""
-    if target.type.index == found.index:
-        return
-    raise Refusal(
-        "numbers of each rank's own rows are pieces only as an index of those rows, and "
-        "what is written here counts other rows, or none",
-        operand=target,
-        expected=f"an index ({target.type.index!r})" if target.type.index else "numbers",
-        kind="policy",
-    )
-
-
-def _written(target: Operand, found: TensorType) -> TensorType:
-    """An in-place op keeps the type of what it writes, unless it is fresh."""
-    old = target.type
-    if old.fresh is not None:
-        return found
-    if as_numbers(old) is not old or as_numbers(found) is not found:
-        _check_counts(target, found)
-    if old.types == found.types and old.orders == found.orders:
-        return padding.written(target, found)
-    axis = next((a for a in old if old[a] != found[a]), None)
-    raise Refusal(
-        f"an in-place op cannot change a type, here to {found!r}: other names for the "
-        "same memory would not know",
-        axis,
-        target,
-        repr(found[axis]) if axis else repr(found),
-        kind="policy",  # docs/decisions.md, 6: whatever else would be right
-    )

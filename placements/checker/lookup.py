@@ -78,7 +78,7 @@ def _find(func: Any) -> Any:
     if name in ("real.__set__", "imag.__set__"):
         return _unknown  # x.real = y writes a part of x
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
-        return _pass
+        return passed
     if name in ("numpy", "__array__"):
         return _array
     if name in READS:
@@ -147,7 +147,8 @@ def _is_composed(func: FunctionType, name: str) -> bool:
     return name in COMPOSED or func.__module__ == nn.init.__name__
 
 
-def _pass(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def passed(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A question that reveals no value: the mode answers it without coming here."""
     return func(*args, **kwargs)
 
 

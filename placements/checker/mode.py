@@ -4,21 +4,21 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from types import EllipsisType, NoneType
+from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from placements.checker.block import opened
 from placements.checker.call import Call, CallInference, UnknownForm, tensors_in
-from placements.checker.lookup import KNOWN, resolve
+from placements.checker.keys import PLAIN, TENSORS, WithNumbers, as_plain, key_of
+from placements.checker.lookup import KNOWN, passed, resolve
 from placements.checker.numbers import Pieces
-from placements.checker.refusals import refuse_pieces, refused_by
-from placements.checker.results import into, refuse_bools
-from placements.checker.writes import check_write
-from placements.inference.numbers import RANK_NUMBERS, plain
+from placements.checker.refusals import refuse_bools, refuse_pieces, refused_by
+from placements.checker.writes import check_write, into
+from placements.inference.numbers import numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
@@ -31,7 +31,8 @@ from placements.runtime.errors import (
 )
 from placements.runtime.filled import Below, below, is_behind, tell
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
-from placements.runtime.state import Checker, Observer, block_here, current
+from placements.runtime.scopes import Scope
+from placements.runtime.state import Checker, Observer, block_here, current, shared_axes
 from placements.runtime.unchecked import warned_without_a_mesh
 from placements.types.axis import Shard
 from placements.types.mesh import Mesh
@@ -41,15 +42,10 @@ _MEMO_SIZE = 4096
 
 # Looked up once: this is the hot path.
 _type_of = tags.get
+_seen_of = tags.get_all
 _TYPE = tags.TYPE
 _block_here = block_here.get
 _said_mesh = said_meshes.innermost.get
-# What stands for itself in a key, beside its class (True is not 1).
-_PLAIN = frozenset({int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device})
-# Classes of tensors, which `isinstance` asks their metaclass for.
-_TENSORS = frozenset({Tensor, nn.Parameter})
-_is_all_int = frozenset({int}).issuperset
-_is_all_bound = frozenset({int, NoneType}).issuperset
 
 
 class Typecheck(Block["Typecheck"], TorchFunctionMode):
@@ -60,6 +56,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         self.lenient = False  # inside a region: what is not known stays untyped
         self.observer: Observer | None = None
         self._mesh: Mesh | None = None
+        self._scope: Scope[Mesh | None] | None = None
         self._memo = NO_MESH.inferred
 
     def steps(self) -> "Steps[Typecheck]":
@@ -97,72 +94,70 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known is None:
             known = resolve(func)
         if known.__class__ is not Call:
+            if known is passed:
+                return func(*args, **kwargs) if kwargs else func(*args)
             return known(self, func, args, kwargs or {})
-        if kwargs and kwargs.get("out") is not None:
+        if kwargs and "out" in kwargs and kwargs["out"] is not None:
             return into(self, known, func, args, kwargs)
-        scope = _said_mesh()  # as current_mesh, in one step
-        mesh = scope.value if scope is not None and scope.is_open else current_mesh()
-        if mesh is not self._mesh:
-            self._mesh = mesh
-            self._memo = (mesh or NO_MESH).inferred
+        scope = _said_mesh()
+        if scope is None or scope is not self._scope or not scope.is_open:
+            self._look_for_mesh()
         key: list[Any] = [known]
-        for arg in args:
-            kind = arg.__class__
-            if kind in _TENSORS:
-                own = _type_of(arg)
-                if own is not None and own.fresh is not None and is_behind(arg):
-                    own = type_or_error(arg, known.op.name)
-                key += own, arg.shape, arg.dtype
-            elif kind in _PLAIN:
-                key += kind, arg
-            else:
-                key.append(_key(arg))
+        every = args
         if kwargs:
-            for name, arg in kwargs.items():
-                if arg.__class__ in _PLAIN:
-                    key += name, arg.__class__, arg
-                else:
-                    key += name, _key(arg)
+            key += kwargs  # the names; a string among the values follows its class
+            every = (*args, *kwargs.values())
+        for arg in every:
+            kind = arg.__class__
+            if kind in TENSORS:
+                seen = _seen_of(arg)
+                tag = seen[0]
+                if tag is not None and tag.fresh is not None and is_behind(arg):
+                    seen = (type_or_error(arg, known.op.name), *seen[1:])
+                key += seen
+            elif kind in PLAIN:
+                key += kind, arg
+            elif kind is float:
+                key += kind, not arg  # as in `key_of`
+            else:
+                key.append(key_of(arg))
         if known.takes_shared:
-            key.append(current.shared_axes)
+            key.append(shared_axes())
         if known.reads_floats:
             key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
         found: Any = self._memo.get(hashed)
         is_new = found is None
+        given = args
         if is_new:
-            # What is called once has no other sizes. Types that differ in sizes hash alike.
-            types_met = tuple([hash(k) for k in hashed if k.__class__ is TensorType])
-            again = types_met in known.met
-            known.met.add(types_met)
-            pattern = pattern_of(mesh or NO_MESH, hashed) if again else None
-            found = None if pattern is None else pattern.known()
-            if found is None:
-                found = self._infer(known, func, args, kwargs or {}, pattern)
+            found = self._found_anew(known, func, args, kwargs or {}, hashed)
+        elif found.__class__ is WithNumbers:
+            given = (args[0], *found.plain)
+            found = found.type
         told: Below | None = None
         written: Tensor | None = None
-        if known.in_place or (kwargs and kwargs.get("inplace")):
+        if known.in_place or (kwargs and "inplace" in kwargs and kwargs["inplace"]):
             written = cast(Tensor, args[0] if args else next(tensors_in(kwargs)))
             after = found if found.__class__ is TensorType else None
-            if is_new and after is not None and written.dtype is torch.bool:
+            if after is not None and written.dtype is torch.bool:
                 refuse_bools(known.op.name, written, cast(TensorType, after))
             check_write(known.op.name, written, cast(TensorType | None, after))
             told = below(written)
         try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            result = func(*given, **kwargs) if kwargs else func(*given)
         except (RuntimeError, IndexError, ValueError) as error:
             refuse_pieces(error, known.op.name, (args, kwargs))
             raise
         if written is not None:
             tags.count_write(written)
         if is_new and found is not _UNTYPED:
-            check_fit(known.op.name, args[0] if known.in_place and args else result, found)
-            self.keep(self._memo, hashed, found)
+            self._fits(hashed, known, args[0] if known.in_place and args else result, found)
         if found.__class__ is TensorType and isinstance(result, Tensor):
-            if found.fresh is None and _type_of(result) is None:
+            before = _type_of(result)
+            if before is None and found.fresh is None:
                 setattr(result, _TYPE, found)  # as tags.put, in one step
-            else:
-                tags.put(result, found)
+            elif before is not found or found.fresh is not None:
+                tags.put(result, found)  # else it is an operand: x.contiguous()
         elif found is not _UNTYPED:
             _tag(args[0] if known.in_place and args else result, found)
             if result.__class__ is tuple:
@@ -170,6 +165,51 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if told is not None and written is not None:
             tell(told, written)
         return result
+
+    def _look_for_mesh(self) -> None:
+        """Find the memo of the current mesh, where it may be another one than before."""
+        self._mesh = current_mesh()
+        self._scope = _said_mesh()
+        self._memo = (self._mesh or NO_MESH).inferred
+
+    def _found_anew(
+        self,
+        call: Call,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: tuple[Any, ...],
+    ) -> Any:
+        """Infer the type of a call that is not in the memo, and remember it."""
+        # What is called once has no other sizes. Types that differ in sizes hash alike.
+        types_met = tuple([hash(k) for k in key if k.__class__ is TensorType])
+        again = types_met in call.met
+        call.met.add(types_met)
+        pattern = pattern_of(self._mesh or NO_MESH, key) if again else None
+        found = None if pattern is None else pattern.known()
+        if found is None:
+            found = self._infer(call, func, args, kwargs, pattern)
+        if found is _UNTYPED:
+            return found
+        if found.__class__ is TensorType:
+            # One object for equal types: keys are compared by identity. Sizes do not hash.
+            one = (TensorType, found, *found.first_sizes())
+            found = self._memo.setdefault(one, found)
+        kept: Any = found
+        if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
+            has_numbers = next(numbers_in(args), None) is not None
+            if has_numbers and next(tensors_in(args[1:]), None) is None:
+                kept = WithNumbers(found, tuple(map(as_plain, args[1:])))
+        self.keep(self._memo, key, kept)
+        return found
+
+    def _fits(self, key: Any, call: Call, result: Any, found: Any) -> None:
+        """See that a new type fits its result; one that does not is not remembered."""
+        try:
+            check_fit(call.op.name, result, found)
+        except (MisfitError, PlacementError):
+            self._memo.pop(key, None)
+            raise
 
     def keep(self, memo: dict[Any, Any], key: Any, found: Any) -> None:
         """Remember what was found, in the memo of a mesh."""
@@ -243,32 +283,6 @@ def _let_torch_say(
         raise
 
 
-def _key(arg: Any) -> Any:
-    """What inference sees of an argument, hashable; what is frequent is asked first."""
-    kind = arg.__class__
-    if kind in _PLAIN:
-        return kind, arg
-    if kind is float:
-        return kind, not arg  # of a number only this matters to types, as a rule
-    if kind is slice:
-        bounds = arg.start, arg.stop, arg.step
-        return (kind, *bounds) if _is_all_bound(map(type, bounds)) else (kind, _key(bounds))
-    if kind is tuple or kind is list:
-        return (kind, *arg) if _is_all_int(map(type, arg)) else (kind, *map(_key, arg))
-    if kind in RANK_NUMBERS:
-        return arg.facts, kind, plain(arg)
-    if isinstance(arg, Tensor):
-        tag = tags.get(arg)
-        if tag is not None and tag.fresh is not None and is_behind(arg):
-            tag = type_or_error(arg, "an op")
-        return tag, arg.shape, arg.dtype
-    if isinstance(arg, list | tuple):
-        return kind, *map(_key, cast(Any, arg))
-    if kind.__hash__ is None:
-        return kind, id(arg)
-    return (float, not arg) if isinstance(arg, float) else (kind, arg)
-
-
 def check_fit(where: str, result: Any, found: Any) -> None:
     """Raise MisfitError if a result is not as large as its type says of this rank's piece.
 
@@ -291,12 +305,10 @@ def check_fit(where: str, result: Any, found: Any) -> None:
 
 def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
     """Each tensor of a result with its type; a list of types is repeated as needed."""
-    several = isinstance(found, list | tuple)
-    results = [result] if isinstance(result, Tensor) else result
-    if not isinstance(results, list | tuple):
-        return []
-    types = cast(Any, found if several else [found])
-    tensors = [t for t in cast(Any, results) if isinstance(t, Tensor)]
+    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
+    if not isinstance(result, list | tuple):
+        return [(result, types[0])] if isinstance(result, Tensor) else []
+    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
     return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
 
 

@@ -170,12 +170,12 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """x.shape, x.size(), x.size(dim), x.numel(): sizes know the piece they are of."""
     result = func(*args, **kwargs)
     known = tags.get(args[0])
-    if known is None:
+    if known is None or known.has_plain_sizes:
         return result
     if kwargs:
         return _with_facts(known, result, args, kwargs)
     # A dim may be counted from the end, so that of what it is the size depends on all dims.
-    key = (func, known, result, *((args[0].dim(), *args[1:]) if len(args) > 1 else ()))
+    key = (known, result, *((args[0].dim(), *args[1:]) if len(args) > 1 else ()))
     found = known.mesh.inferred.get(key)
     if found is None:
         found = _with_facts(known, result, args, kwargs)
@@ -184,8 +184,6 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _with_facts(known: TensorType, result: Any, args: Any, kwargs: Any) -> Any:
-    if not (known.pads or any(t.letter in "SV" for t in known.types)):
-        return result
     if isinstance(result, torch.Size):
         return Sizes([_size(known, d, n) for d, n in enumerate(result)])
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -207,6 +205,9 @@ def broadcast_sizes(broadcast_shapes: Any) -> Any:
     return broadcast_sizes
 
 
+_item = cast(Any, tuple).__getitem__
+
+
 class Sizes(tuple[int, ...]):
     """The sizes of a tensor; their product knows its axes as they do.
 
@@ -218,8 +219,8 @@ class Sizes(tuple[int, ...]):
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found: Any = cast(Any, super()).__getitem__(key)
-        return Sizes(found) if isinstance(key, slice) else found
+        found: Any = _item(self, key)
+        return Sizes(found) if key.__class__ is slice else found
 
     def __add__(self, other: Any) -> Any:
         return Sizes((*self, *other))

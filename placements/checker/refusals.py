@@ -24,6 +24,7 @@ from placements.runtime.describe import described
 from placements.runtime.errors import PlacementError, mismatch, refused_call
 from placements.runtime.forgotten import any_questions, asked_before
 from placements.types.axis import WORDS, Shard
+from placements.types.tensor import TensorType
 
 
 def refused_by(refusal: Refusal, call: CallInference, func: Any) -> PlacementError:
@@ -61,7 +62,8 @@ def refused_by(refusal: Refusal, call: CallInference, func: Any) -> PlacementErr
 
 
 # What torch raises if it does not like its arguments.
-COMPLAINTS = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
+_LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError
+COMPLAINTS = (RuntimeError, IndexError, ValueError, ZeroDivisionError, _LinAlgError)
 
 
 def refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
@@ -77,6 +79,21 @@ def refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
             rule="the sizes of a piece are not those of the whole",
             operands=[described(t, k) for t, k in zip(tensors, known, strict=True)],
         ) from error
+
+
+def refuse_bools(where: str, tensor: Tensor, known: TensorType) -> None:
+    """Raise PlacementError for a Partial of bools: the sum of two is no bool."""
+    if tensor.dtype is not torch.bool:
+        return
+    for axis, t in known.items():
+        if t.letter == "P":
+            raise refused_call(
+                where,
+                f"the result is bool and Partial on axis {axis!r}",
+                axis=axis,
+                rule="a bool does not count how many ranks said yes",
+                advice="sum whole numbers (dtype=torch.int64), all_reduce, then compare",
+            )
 
 
 def _fixes(

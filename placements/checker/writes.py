@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import base_of, memory_of, unseen
+from placements.checker.call import Call
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, refused_call
+from placements.runtime.errors import PlacementError, refused_call, type_or_error
 from placements.runtime.fingerprints import project
 from placements.runtime.state import current, observer, opaque
 from placements.types.axis import WORDS
@@ -282,3 +283,42 @@ def _check_write_unwatched(call: str, target: Tensor) -> None:
                 advice="write to the whole tensor (x[rows] = values), or use "
                 "torch.no_grad() instead of inference_mode",
             )
+
+
+def into(
+    mode: Any, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """`op(..., out=x)` is `x.copy_(op(...))`, if x fits and nobody wants a gradient."""
+    if call.takes_mesh or "reduction" in call.roles:
+        raise refused_call(
+            call.op.name, "out= of a factory or of a loss is not known",
+            rule="a factory would change a tensor behind its type, and torch computes "
+            "some losses otherwise with out=",
+            advice="use the result",
+        )  # fmt: skip
+    out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
+    try:
+        result = mode.__torch_function__(func, (), args, rest)
+    except RuntimeError as error:
+        raise refused_call(
+            call.op.name, f"it cannot be computed without out=: {error}"
+        ) from error
+    fits = isinstance(out, Tensor) and isinstance(result, Tensor)
+    if fits and out.shape != result.shape:
+        sizes = f"out= is {tuple(out.shape)}, the result is {tuple(result.shape)}"
+        raise refused_call(
+            call.op.name, f"torch does not take these pieces: {sizes}",
+            rule="torch would give out= other memory behind its type",
+            advice="use the result",
+        )  # fmt: skip
+    fits = fits and out.dtype == result.dtype
+    # One row may be a piece or the whole.
+    fits = fits and type_or_error(out, "out=").is_cut_as(type_or_error(result, "out="))
+    if not fits or result.requires_grad or out.requires_grad:
+        raise refused_call(
+            call.op.name,
+            "out= is not cut as the result, of another dtype, or wants a gradient",
+            rule="torch would give it other memory, or cut the graph, behind its type",
+            advice="use the result",
+        )
+    return mode.__torch_function__(Tensor.copy_, (), (out, result))

@@ -13,7 +13,7 @@ plain number. Such a question is told to a listener, because types do not follow
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity, join
@@ -36,9 +36,14 @@ class Facts:
     origin: str
     counts_padding: bool = False
     cuts: Cuts = ()
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Asked for by every key that holds such a number; cuts are left to the comparison.
+        object.__setattr__(self, "_hash", hash((self.letters, self.origin)))
 
     def __hash__(self) -> int:
-        return hash((self.letters, self.origin))  # cuts are left to the comparison
+        return self._hash
 
     def letter(self, axis: str | None) -> str:
         return next((x for a, x in self.letters if a == axis), "R")
@@ -188,6 +193,7 @@ class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
+    key: tuple[Facts, type, float]  # what stands for the number in keys
 
     def __neg__(self) -> Any:
         return belonging(-plain(self), replace(self.facts, cuts=()))
@@ -296,7 +302,7 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
         if facts is None:
             return int(value)
         made = super().__new__(cls, value)
-        made.facts = facts
+        made.facts, made.key = facts, (facts, cls, plain(value))
         return made
 
     def __index__(self) -> int:
@@ -319,7 +325,7 @@ class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOve
         if facts is None:
             return float(value)
         made = super().__new__(cls, value)
-        made.facts = facts
+        made.facts, made.key = facts, (facts, cls, plain(value))
         return made
 
     def is_integer(self) -> bool:

@@ -1,11 +1,14 @@
-"""Buffers that are filled in parts: what a write to a part makes of the whole, and back.
+"""What a write makes of the type of what is written: of a whole, and of parts of a buffer.
 
 The types of a view and of the tensor below it differ in the numbers of their dims, but say
 the same letter on every axis. So what was written to a part is known of the whole by
 letters, and a dim that is cut stays cut.
 """
 
+from placements.inference import padding
+from placements.inference.combine import as_numbers
 from placements.inference.rules import LINEAR, join
+from placements.inference.terms import Operand, Refusal
 from placements.types.axis import BY_LETTER, AxisType, Shard, V
 from placements.types.index import COMPUTED, Computed, Index
 from placements.types.tensor import EMPTY, FILLED, MADE, TensorType, make
@@ -61,3 +64,36 @@ def part_of(whole: TensorType, part: TensorType) -> TensorType | None:
             return None
         types[axis] = before if isinstance(before, Shard) or before == V else now
     return make(part.mesh, types, whole.index, None if whole.fresh is None else MADE)
+
+
+def _check_counts(target: Operand, found: TensorType) -> None:
+    """Numbers of own rows are written over such numbers alone, and by nothing else."""
+    if target.type.index == found.index:
+        return
+    raise Refusal(
+        "numbers of each rank's own rows are pieces only as an index of those rows, and "
+        "what is written here counts other rows, or none",
+        operand=target,
+        expected=f"an index ({target.type.index!r})" if target.type.index else "numbers",
+        kind="policy",
+    )
+
+
+def written_over(target: Operand, found: TensorType) -> TensorType:
+    """An in-place op keeps the type of what it writes, unless it is fresh."""
+    old = target.type
+    if old.fresh is not None:
+        return found
+    if as_numbers(old) is not old or as_numbers(found) is not found:
+        _check_counts(target, found)
+    if old.types == found.types and old.orders == found.orders:
+        return padding.written(target, found)
+    axis = next((a for a in old if old[a] != found[a]), None)
+    raise Refusal(
+        f"an in-place op cannot change a type, here to {found!r}: other names for the "
+        "same memory would not know",
+        axis,
+        target,
+        repr(found[axis]) if axis else repr(found),
+        kind="policy",  # docs/decisions.md, 6: whatever else would be right
+    )

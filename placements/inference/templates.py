@@ -115,15 +115,20 @@ class Pattern:
         self.extents: list[Extent] = []
         self.key: tuple[Any, ...] = self._seen(key)
 
-    def _seen(self, part: Any) -> Any:
-        kind = part.__class__
-        if kind is TensorType:
-            return self._type(part)
-        if kind is tuple:
-            return tuple([self._seen(one) for one in part])
-        if kind is Facts:
-            raise SizeMatters
-        return self._shape(cast(Any, part)) if isinstance(part, tuple) else part
+    def _seen(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts: list[Any] = []
+        for part in key:
+            kind = part.__class__
+            if kind is TensorType:
+                part = self._type(part)
+            elif kind is tuple:
+                part = self._seen(part)
+            elif kind is Facts:
+                raise SizeMatters
+            elif isinstance(part, tuple):
+                part = self._shape(cast(Any, part))
+            parts.append(part)
+        return tuple(parts)
 
     def _shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return sizes from 2 on as negative numbers, in order of appearance."""

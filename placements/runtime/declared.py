@@ -52,7 +52,9 @@ def declared_of(mesh: Mesh, said: Declaration, shape: tuple[int, ...]) -> Tensor
     if last is None or last[0] is not mesh or last[1] != shape:
         made = declared(mesh, said, shape)
         # One object for equal types, so that keys are compared by identity.
-        last = said.last = mesh, shape, mesh.inferred.setdefault(made, made)
+        made = mesh.inferred.setdefault(made, made)
+        last = said.last = mesh, shape, made
+        said.settled = None if made.cut_dims else made
     return last[2]
 
 

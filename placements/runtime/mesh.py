@@ -37,7 +37,8 @@ def current_mesh() -> Mesh | None:
 
 def checked_mesh() -> Mesh:
     """Return the current mesh; one device if there is none."""
-    return current_mesh() or NO_MESH
+    said = said_meshes.get()
+    return said if said is not None and said.sizes else NO_MESH
 
 
 class _Sets(threading.local):

@@ -79,6 +79,10 @@ _is_opaque: Scoped[bool] = Scoped("placements_opaque", False)
 _in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
 
 
+# The axes on which random generators are shared.
+shared_axes = _shared_axes.get
+
+
 class Checkers:
     """How many blocks are open, over all threads."""
 
@@ -96,13 +100,15 @@ class Current:
         """The checker of the block that this code is in."""
         if not checkers.count:
             return None
-        found = innermost(block_here.get())
+        found = block_here.get()
+        if found is not None and not (found.is_open and found.thread == get_ident()):
+            found = innermost(found)
         return None if found is None else found.mode
 
     @property
     def shared_axes(self) -> frozenset[str]:
         """The axes on which random generators are shared."""
-        return _shared_axes.get()
+        return shared_axes()
 
     @property
     def is_opaque(self) -> bool:

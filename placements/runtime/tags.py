@@ -9,6 +9,7 @@ because the file may be loaded without this package.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from placements._torch import (
@@ -26,7 +27,7 @@ leave_out_of_pickles("_placements_")
 
 TYPE = "_placements_type"
 _VERSION = "_placements_version"  # of a factory's tensor, when it got its type
-_DECLARED = "_placements_declared"  # on a module: what `declare` said of its own tensors
+DECLARED = "_placements_declared"  # on a module: what `declare` said of its own tensors
 _ROOT = "_placements_root"  # on a module: `declare` was called for it and what is below
 # On tensors: what typed collectives did to a gradient, and that a sum has read its memory.
 NOTE = "_placements_gradient"
@@ -50,6 +51,10 @@ STATED = "_placements_stated"
 
 # get(tensor): the tensor's type; None if it has none.
 get: Callable[[Tensor], TensorType | None] = attribute_of_tensors(TYPE)
+# get_all(tensor): what inference sees of a tensor: its type, its shape and its dtype.
+get_all: Callable[[Tensor], tuple[TensorType | None, torch.Size, torch.dtype]] = (
+    attribute_of_tensors(TYPE, "shape", "dtype")
+)
 # is_gradient(tensor): whether it was read as the gradient of a leaf.
 is_gradient: Callable[[Tensor], bool | None] = attribute_of_tensors(_OF_A_LEAF)
 
@@ -154,13 +159,15 @@ def mark_gradient(grad: Tensor) -> None:
 
 def declarations(module: nn.Module) -> Mapping[str, "Declaration"]:
     """Return what `declare` said of this module's own parameters and buffers."""
-    return module.__dict__.get(_DECLARED, {})
+    return module.__dict__.get(DECLARED, {})
 
 
 class Declaration(dict[str, AxisTypeLike]):
     """What `declare` said of one tensor, and the type that it gave the tensor last."""
 
     last: tuple[Mesh, tuple[int, ...], TensorType] | None = None
+    # The same type, if nothing is cut, so that it does not depend on the shape.
+    settled: TensorType | None = None
 
     def __reduce__(self) -> Any:
         return Declaration, (dict(self),)  # a copy of a module works its types out itself
@@ -168,7 +175,7 @@ class Declaration(dict[str, AxisTypeLike]):
 
 def remember(module: nn.Module, name: str, types: TypesLike) -> None:
     """Keep a declaration with the module; the tensors get it when the module is called."""
-    module.__dict__.setdefault(_DECLARED, {})[name] = Declaration(types)
+    module.__dict__.setdefault(DECLARED, {})[name] = Declaration(types)
 
 
 def mark_as_root(module: nn.Module) -> bool:

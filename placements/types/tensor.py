@@ -29,8 +29,8 @@ class TensorType(Mapping[str, AxisType]):
     """axis -> AxisType on one mesh; equal to a plain dict that says the same."""
 
     __slots__ = (
-        "_hash", "by_axis", "cut_dims", "fresh", "index", "is_number", "mesh", "orders",
-        "pads", "types",
+        "_hash", "by_axis", "cut_dims", "fresh", "has_plain_sizes", "index", "is_number",
+        "mesh", "orders", "pads", "types",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,8 @@ class TensorType(Mapping[str, AxisType]):
         # Equal types hash alike; that of a Shard is left to its letter and dim.
         cuts = tuple(self.cut_dims.items())
         letters = "".join([t.letter for t in types])
+        # Whether all ranks have a tensor of the same sizes, all of whose rows are valid.
+        self.has_plain_sizes = not pads and "S" not in letters and "V" not in letters
         self._hash = hash((mesh.key, letters, cuts, index, fresh, pads))
 
     def __getitem__(self, axis: str) -> AxisType:
@@ -126,6 +128,11 @@ class TensorType(Mapping[str, AxisType]):
             assert isinstance(shard, Shard) and shard.extent is not None
             found.append((axis, shard.extent))
         return tuple(found)
+
+    def first_sizes(self) -> list[int]:
+        """Return how many rows of every cut the first rank holds."""
+        shards = [t for t in self.types if isinstance(t, Shard)]
+        return [t.extent.sizes[0] for t in shards if t.extent is not None]
 
     def order(self, dim: int) -> tuple[str, ...]:
         """Return the axes that cut `dim`, outermost first."""

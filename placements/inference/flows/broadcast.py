@@ -1,5 +1,6 @@
 """Operands that are broadcast together: which of their dims meet."""
 
+from builtins import max  # noqa: UP029 - Python's own, which a block replaces
 from collections.abc import Sequence
 from typing import Any, cast
 
