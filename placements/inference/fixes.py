@@ -85,8 +85,9 @@ def repeat_fix(
         for dim in small.type.cut_dims:
             ndim = len(small.shape)
             sizes = {o.shape[dim] for o in operands if len(o.shape) == ndim}
-            times = max(sizes) // max(1, small.shape[dim])
-            if len(sizes) != 2 or times < 2 or times * small.shape[dim] != max(sizes):
+            most = sorted(sizes)[-1]
+            times = most // (small.shape[dim] or 1)
+            if len(sizes) != 2 or times < 2 or times * small.shape[dim] != most:
                 continue
             changed = [
                 _with_rows_repeated(o, dim, times)

@@ -350,8 +350,6 @@ ROWS: tuple[Row, ...] = (
         "joined along a dim that is not cut"),
     Row("views", "stack", LINEAR, views.stacked, "value tensors; dim dim",
         "along a new dim"),
-    Row("views", "tril triu", LINEAR, views.triangle, "value input; choice diagonal",
-        "zeros where the place in the matrix says so"),
     Row("views", "pad", LINEAR, views.padded,
         "value input value; choice pad; flag mode",
         "linear if the padding is zero"),

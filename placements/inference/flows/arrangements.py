@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from placements.inference.combine import combine
-from placements.inference.flows.broadcast import broadcast, dims_of
+from placements.inference.flows.broadcast import arithmetic_index, broadcast, dims_of
 from placements.inference.flows.elementwise import linearity_to
 from placements.inference.flows.indexing import index_of_written
 from placements.inference.flows.reductions import along, moved_along
@@ -172,3 +172,11 @@ def scattered_rows(
         del of_source[taken]
     linearity = linearity_to(op, src, input.dtype)
     return combine(linearity, [Term(input, tuple(labels)), Term(src, tuple(of_source))])
+
+
+def triangle(op: Op, input: Operand, diagonal: int = 0) -> TensorType:
+    """tril, triu: what is kept depends on where in the last two dims it stands."""
+    reason = "which elements are kept depends on their place in the whole dim"
+    labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
+    index = arithmetic_index([input])  # the others become zero
+    return combine(op.linearity, [Term(input, tuple(labels))], index=index)

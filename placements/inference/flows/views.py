@@ -319,14 +319,6 @@ def _common_index(operands: Sequence[Operand]) -> Any:
     return found.pop() if len(found) == 1 else None
 
 
-def triangle(op: Op, input: Operand, diagonal: int = 0) -> TensorType:
-    """tril, triu: what is kept depends on where in the last two dims it stands."""
-    reason = "which elements are kept depends on their place in the whole dim"
-    labels = [d if d < input.ndim - 2 else Mixed(reason) for d in range(input.ndim)]
-    index = arithmetic_index([input])  # the others become zero
-    return combine(op.linearity, [Term(input, tuple(labels))], index=index)
-
-
 def padded(
     op: Op,
     input: Operand,

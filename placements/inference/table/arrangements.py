@@ -8,6 +8,8 @@ _JOINED = "joined along a dim that is not cut"
 _SHAPES = "each in the shape of all"
 
 ROWS: tuple[Row, ...] = (
+    Row("views", "tril triu", LINEAR, arrangements.triangle, "value input; choice diagonal",
+        "zeros where the place in the matrix says so"),
     Row("views", "hstack", LINEAR, arrangements.hstack, "value tensors", _JOINED),
     Row("views", "vstack row_stack", LINEAR, arrangements.vstack, "value tensors", _JOINED),
     Row("views", "dstack", LINEAR, arrangements.dstack, "value tensors", _JOINED),
