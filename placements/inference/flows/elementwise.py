@@ -211,8 +211,10 @@ def same(op: Op, input: Operand) -> TensorType:
     return combine(op.linearity, [Term(input, labels)], index=input.type.index)
 
 
-def copy(op: Op, input: Operand, src: Operand) -> TensorType:
+def copy(op: Op, input: Operand, src: Any) -> TensorType:
     """The target takes the values of the source, so it must be of the source's type."""
+    if not isinstance(src, Operand):
+        return fill(op, input, src)
     terms = terms_of([input, src])
     shift = input.ndim - src.ndim
     for dim, size in enumerate(src.shape):
