@@ -84,10 +84,9 @@ def repeat_fix(
     for small in operands:
         for dim in small.type.cut_dims:
             ndim = len(small.shape)
-            sizes = {o.shape[dim] for o in operands if len(o.shape) == ndim}
-            most = sorted(sizes)[-1]
-            times = most // (small.shape[dim] or 1)
-            if len(sizes) != 2 or times < 2 or times * small.shape[dim] != most:
+            sizes = sorted({o.shape[dim] for o in operands if len(o.shape) == ndim})
+            times = sizes[-1] // (small.shape[dim] or 1)
+            if len(sizes) != 2 or times < 2 or times * small.shape[dim] != sizes[-1]:
                 continue
             changed = [
                 _with_rows_repeated(o, dim, times)

@@ -10,7 +10,8 @@ from placements.testing.laws.padding_ignored import PaddedCall, check_padding, p
 
 # Without tensors among their arguments, or with rows that they all look along.
 NEVER = frozenset(
-    "zeros ones full arange linspace eye rand randn randint randperm histc".split()
+    "zeros ones full arange linspace eye rand randn randint randperm histc "
+    "fill_diagonal".split()
 )
 # Many operands must be padded alike, or not at all: few draws are.
 SELDOM = frozenset(

@@ -1,19 +1,38 @@
 """Flows of ops that put tensors side by side, or read elements at places of a dim."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+from placements.inference import padding
 from placements.inference.combine import combine
-from placements.inference.flows.broadcast import arithmetic_index, broadcast, dims_of
+from placements.inference.flows.broadcast import (
+    adds,
+    arithmetic_index,
+    broadcast,
+    dims_of,
+)
 from placements.inference.flows.elementwise import linearity_to
 from placements.inference.flows.indexing import index_of_written
 from placements.inference.flows.reductions import along, moved_along
+from placements.inference.flows.reshape import flatten
+from placements.inference.flows.subscripts import getitem
 from placements.inference.flows.views import moved, pieces
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
-from placements.inference.terms import Label, Mixed, Operand, Refusal, Scattered, Term
+from placements.inference.sizes import Size, sizes_of, type_of_sizes
+from placements.inference.terms import (
+    NO_ARGUMENT,
+    Label,
+    Mixed,
+    Operand,
+    Refusal,
+    Scattered,
+    Term,
+)
+from placements.types.axis import V
 from placements.types.index import COMPUTED
-from placements.types.tensor import TensorType
+from placements.types.tensor import FILLED, TensorType
 
 JOINED = "joining pieces interleaves them with the other ranks' pieces"
 NEIGHBOURS = "the neighbour of a row at the edge of a piece is on another rank"
@@ -75,6 +94,84 @@ def _all_of(tensors: Any) -> list[Operand]:
     return list(given)
 
 
+def broadcast_together(op: Op, tensors: Any) -> list[TensorType]:
+    """broadcast_tensors: each as expand makes it, to the sizes of all others."""
+    every = _all_of(tensors)
+    return _in_shape_of_all(op, every, broadcast(every))
+
+
+def grid(op: Op, tensors: Any, indexing: Any = None) -> list[TensorType]:
+    """meshgrid: the k-th tensor stands along dim k; with "xy" the first two change."""
+    every = _all_of(tensors)
+    places = list(range(len(every)))
+    if indexing == "xy" and len(every) > 1:
+        places[:2] = 1, 0
+    labels = [(place,) * x.ndim for place, x in zip(places, every, strict=True)]
+    return _in_shape_of_all(op, every, labels)
+
+
+def _in_shape_of_all(
+    op: Op, every: Sequence[Operand], labels: Sequence[tuple[Label, ...]]
+) -> list[TensorType]:
+    """The types of tensors that are expanded to each other's dims."""
+    sizes = [
+        Term(_shape_alone(x), own, is_control=True)
+        for x, own in zip(every, labels, strict=True)
+    ]
+    found: list[TensorType] = []
+    for k, x in enumerate(every):
+        terms = [Term(x, labels[k]), *sizes[:k], *sizes[k + 1 :]]
+        index = x.type.index
+        found.append(combine(op.linearity, terms, index=index, at_pads=padding.same))
+    return found
+
+
+def _shape_alone(x: Operand) -> Operand:
+    """A constant in the sizes of x: of its values nothing goes on."""
+    own = tuple(axis for axis, t in x.type.items() if t == V)
+    sizes = [*sizes_of(x), Size(1, varying=own)]
+    ones = type_of_sizes(x.type.mesh, sizes, FILLED)
+    return Operand(ones, x.shape, "bool", NO_ARGUMENT)
+
+
+def taken(op: Op, input: Operand, index: Operand) -> TensorType:
+    """take: as a subscript of the flattened tensor."""
+    flat = flatten(op, input)
+    size = (math.prod(input.shape),)
+    return getitem(op, Operand(flat, size, input.dtype, input.position), index)
+
+
+def filled_diagonal(
+    op: Op, input: Operand, fill_value: Any, wrap: bool = False
+) -> TensorType:
+    """fill_diagonal_: the elements that are row 0, row 1, ... of all dims."""
+    reason = "which elements are filled depends on their place in the whole dim"
+    terms = [Term(input, (Mixed(reason),) * input.ndim)]
+    if isinstance(fill_value, Operand):
+        terms.append(Term(fill_value, ()))
+    index = None if input.can_have_gradient else COMPUTED
+    return combine(op.linearity, terms, index=index, adds_number=adds(fill_value))
+
+
+def kron(op: Op, input: Operand, other: Operand) -> TensorType:
+    """A product of which rows (i, j) of a dim are flattened: the second factor runs."""
+    ndim = max(input.ndim, other.ndim)
+    factors = (input, 0), (other, 1)
+    shape = [1] * 2 * ndim
+    terms: list[Term] = []
+    for x, second in factors:
+        places = [2 * (d + ndim - x.ndim) + second for d in range(x.ndim)]
+        for place, size in zip(places, x.shape, strict=True):
+            shape[place] = size
+        terms.append(Term(x, tuple(places)))
+    found = combine(op.linearity, terms, index=arithmetic_index([input, other]))
+    for d in range(ndim):
+        product = Operand(found, tuple(shape), input.dtype, input.position)
+        found = flatten(op, product, d, d + 1)
+        shape[d : d + 2] = [math.prod(shape[d : d + 2])]
+    return found
+
+
 def parts_along(op: Op, input: Operand, **parts: Any) -> list[TensorType]:
     """hsplit, vsplit, dsplit: parts of a dim that the name says."""
     dim = {"hsplit": 1 if input.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[op.name]
@@ -104,7 +201,16 @@ def halves(op: Op, input: Operand, dim: int = -1) -> TensorType:
 
 
 def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType:
-    return moved_along(op, input, dims)
+    """rot90: one of two dims is turned around, and they change places."""
+    first, second = dims_of(dims, input.ndim)
+    quarters = k % 4
+    labels: list[Label] = list(range(input.ndim))
+    if quarters % 2:
+        labels[first], labels[second] = second, first
+    for dim, around in ((first, (2, 3)), (second, (1, 2))):
+        if quarters in around:
+            labels[dim] = Mixed(op.along)
+    return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
 
 
 def mirrored(op: Op, input: Operand) -> TensorType:

@@ -258,8 +258,10 @@ def each(op: Op, input: Operand) -> TensorType:
     return combine(op.linearity, [Term(input, tuple(range(input.ndim)))], index=index)
 
 
-def copy(op: Op, input: Operand, src: Operand) -> TensorType:
+def copy(op: Op, input: Operand, src: Any) -> TensorType:
     """The target takes the values of the source, so it must be of the source's type."""
+    if not isinstance(src, Operand):
+        return fill(op, input, src)
     terms = terms_of([input, src])
     shift = input.ndim - src.ndim
     for dim, size in enumerate(src.shape):

@@ -1,6 +1,7 @@
 """Flows of ops that reduce dims, or look along one: sums, choices, softmax, orders."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from placements.inference import padding
 from placements.inference.combine import combine
@@ -176,7 +177,10 @@ def flip(op: Op, input: Operand, dims: Any) -> TensorType:
 
 
 def roll(op: Op, input: Operand, shifts: Any, dims: Any = None) -> TensorType:
-    """Without dims the elements move in the flattened tensor."""
+    """Without dims the elements move in the flattened tensor; by 0 they do not move."""
+    steps = cast(Sequence[Any], shifts if isinstance(shifts, list | tuple) else (shifts,))
+    if all(step.__class__ is int and step == 0 for step in steps):
+        return moved_along(op, input, ())
     return moved_along(op, input, _all_if_empty(dims))
 
 

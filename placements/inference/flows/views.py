@@ -263,6 +263,8 @@ def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorTyp
     along = dim % input.ndim
     cuts = input.type.cuts(along)
     count = parts.get("chunks", parts.get("sections"))
+    if count == 1 and count.__class__ is int:
+        return [moved(op, input, range(input.ndim))]  # one part is all rows, of a piece too
     if len(cuts) == 1 and isinstance(count, int) and not isinstance(count, bool):
         extent = cuts[0][1]
         if isinstance(extent, Folded) and count > 0 and extent.outer % count == 0:

@@ -2,7 +2,7 @@
 
 from placements.inference.flows import arrangements, views
 from placements.inference.row import Row
-from placements.inference.rules import LINEAR
+from placements.inference.rules import LINEAR, MULTILINEAR
 
 _JOINED = "joined along a dim that is not cut"
 _SHAPES = "each in the shape of all"
@@ -17,6 +17,12 @@ ROWS: tuple[Row, ...] = (
         _JOINED),
     Row("views", "atleast_1d atleast_2d atleast_3d", LINEAR, arrangements.at_least,
         "value tensors/tensor", "dims of one row are added"),
+    Row("products", "kron", MULTILINEAR, arrangements.kron, "value input other",
+        "linear in each factor"),
+    Row("views", "broadcast_tensors", LINEAR, arrangements.broadcast_together,
+        "value tensors", _SHAPES),
+    Row("views", "meshgrid", LINEAR, arrangements.grid, "value tensors; flag indexing",
+        _SHAPES),
     Row("views", "hsplit vsplit dsplit", LINEAR, arrangements.parts_along,
         "value input; choice sections indices", "parts of a dim that is not cut"),
     Row("views", "narrow_copy", LINEAR, views.narrow,
@@ -24,6 +30,11 @@ ROWS: tuple[Row, ...] = (
     Row("views", "unsafe_split unsafe_chunk unsafe_split_with_sizes", LINEAR, views.pieces,
         "value input; choice split_size split_sizes chunks; dim dim",
         "parts of a dim that is not cut"),
+    Row("gathers", "take", LINEAR, arrangements.taken, "value input; control index",
+        "elements of the flattened tensor; the index must count them"),
+    Row("scatters", "fill_diagonal", LINEAR, arrangements.filled_diagonal,
+        "value input fill_value; flag wrap",
+        "linear if the fill is zero; which elements it is depends on all dims"),
     Row("scatters", "masked_scatter", LINEAR, arrangements.masked_scatter,
         "value input source; control mask",
         "linear in target and source; the mask must be common to the ranks of a sum"),

@@ -4,6 +4,8 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
+import math
+
 from placements.testing.cases.build import Builder, OpCall
 
 
@@ -19,6 +21,24 @@ def blocks(b: Builder) -> OpCall:
     for _ in range(b.some(2)):
         b.value(b.some(3), b.some(3))
     return b.call()
+
+
+def kron(b: Builder) -> OpCall:
+    b.value(*b.shape())
+    b.value(*b.shape())
+    return b.call()
+
+
+def taken(b: Builder) -> OpCall:
+    shape = [b.some(3) for _ in range(b.number(1, 2))]
+    b.value(*shape)
+    b.whole(*b.shape(), below=math.prod(shape), letters="RSVI")
+    return b.call()
+
+
+def filled_diagonal(b: Builder) -> OpCall:
+    b.value(*(b.some(3),) * b.number(2, 3))
+    return b.call(b.pick(0.0, 2.0))
 
 
 def grid(b: Builder) -> OpCall:

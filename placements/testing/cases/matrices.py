@@ -145,7 +145,7 @@ def diag(b: Builder) -> OpCall:
 def complex_part(b: Builder) -> OpCall:
     b.value(*b.shape(), 2)
     fn = b.fn
-    return b.call(run=lambda x: _real(fn(torch.view_as_complex(x))))
+    return b.call(run=lambda x: _real(torch.resolve_conj(fn(torch.view_as_complex(x)))))
 
 
 def of_pairs(b: Builder) -> OpCall:

@@ -7,11 +7,13 @@ from placements import (
     Even,
     Index,
     Mesh,
+    P,
     Padded,
     PlacementError,
     S,
     V,
     assert_type,
+    axis_rank,
     set_current_mesh,
     type_of,
     typecheck,
@@ -40,3 +42,19 @@ def test_a_copy_that_repeats_the_one_row_of_another_rank_is_refused_by_all(
             x.copy_(y)
         z = assert_type(torch.zeros(2 - rank), {"a": S(0, Padded(3))})
         assert type_of(z.copy_(y)) == {"a": S(0, Padded(3))}
+
+
+def test_a_number_is_copied_as_it_is_filled() -> None:
+    with set_current_mesh({"a": 2}), typecheck():
+        x = assert_type(torch.ones(2, 3), {"a": S(0)})
+        x.copy_(2.0)  # pyright: ignore[reportArgumentType]
+        assert type_of(x) == {"a": S(0)}
+        p = assert_type(torch.ones(2, 3), {"a": P})
+        p.copy_(0.0)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(PlacementError, match="counted once per rank"):
+            p.copy_(2.0)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(PlacementError):
+            x.copy_(axis_rank("a"))  # pyright: ignore[reportArgumentType]
+        buffer = torch.zeros(x.shape)
+        buffer.copy_(2.0)  # pyright: ignore[reportArgumentType]
+        assert type_of(buffer) == {"a": S(0)}
