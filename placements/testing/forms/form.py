@@ -51,14 +51,20 @@ class Form:
 
     @property
     def sized_apart(self) -> list[str]:
-        """The axes along which an operand has another shape at each place."""
+        """The axes along which an operand has another shape at each place.
+
+        So has what an op makes inside of a Varying operand and of uneven pieces.
+        """
+        operands = self.operands.values()
         axes = {
             axis
-            for x in self.operands.values()
+            for x in operands
             if len({value.shape for value in x.values.values()}) > 1
             for axis in varying(x.types)
         }
-        return [axis for axis in self.sizes if axis in axes]
+        own = {axis for x in operands for axis in varying(x.types)}
+        uneven = {axis for x in operands for axis in x.uneven}
+        return [axis for axis in self.sizes if axis in axes | (own & uneven)]
 
 
 def run_line(form: Form) -> object:

@@ -113,13 +113,14 @@ def _agree_to_refuse(form: Form, ranks: Mapping[Place, Run]) -> bool:
     fails at all.
     """
     known = form.sized_apart
-    refused = {on(rank, known) for rank, run in ranks.items() if run.error is not None}
     accepted = {on(rank, known) for rank, run in ranks.items() if run.error is None}
-    by_torch = all(
-        run.error is None or "torch does not take these pieces" in str(run.error)
-        for run in ranks.values()
-    )
-    return by_torch or not refused & accepted
+    refused = {
+        on(rank, known)
+        for rank, run in ranks.items()
+        if run.error is not None
+        and "torch does not take these pieces" not in str(run.error)
+    }
+    return not refused & accepted
 
 
 def _first_line(error: Exception | None) -> str:

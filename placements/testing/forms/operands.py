@@ -48,6 +48,13 @@ class FormOperand:
     def ndim(self) -> int:
         return next(iter(self.values.values())).dim()
 
+    @property
+    def uneven(self) -> list[str]:
+        """The axes of its cuts, if ranks hold pieces of other shapes."""
+        if len({piece.shape for piece in self.locals.values()}) < 2:
+            return []
+        return [axis for axis, t in self.types.items() if isinstance(t, Shard)]
+
     def value_at(self, place: Place) -> Tensor:
         return self.values[on(place, varying(self.types))]
 
