@@ -108,6 +108,21 @@ x, r, p, v = (X, S(0)), (Y, R), (X, P), (X, V)
 b = (B, R)
 
 LINES: dict[str, tuple[Callable[..., Any], dict[str, tuple[Tensor, Any]], Any]] = {
+    # A sum over ranks of bools, and statistics that a batch leaves in a constant.
+    "experts that were used": (
+        lambda ids: torch.zeros(3, dtype=torch.bool).scatter_add(
+            0, ids, torch.ones_like(ids, dtype=torch.bool)), {"ids": (IDS, S(0))}, REFUSED),
+    "any, by a sum of bools": (
+        lambda x: (x > 0).sum(0, dtype=torch.bool), {"x": x}, REFUSED),
+    "running statistics of own rows": (
+        lambda v: F.batch_norm(v, torch.zeros(3), torch.ones(3), training=True),
+        {"v": v}, REFUSED),
+    "a loss into out=": (
+        lambda r: torch.ops.aten.mse_loss(r, r, out=torch.zeros((), dtype=r.dtype)),
+        {"r": r}, REFUSED),
+    "an index of rows beside a list": (
+        lambda y: y.index_put((torch.tensor([0, 1]), torch.arange(y.shape[1])), torch.tensor(9.0, dtype=y.dtype)),
+        {"y": (whole(2, 2), S(1))}, REFUSED),
     # 1. views
     "one row per rank, flattened and back": (
         lambda x: x.flatten(0, 1).view(-1, 4, 3).sum(1), {"x": (ROWS, S(0))}, S(0)),

@@ -17,6 +17,7 @@ from placements import (
     S,
     V,
     assert_type,
+    axis_rank,
     set_current_mesh,
     shared_generator,
     type_of,
@@ -107,3 +108,14 @@ class TestInABlock:
         own = assert_type(torch.randn(4, 4), {"dp": V})
         nn.init.normal_(own)
         assert type_of(own) == {"dp": V}
+
+    @pytest.mark.parametrize("call", [
+        lambda x: F.gumbel_softmax(x, hard=axis_rank("dp")),
+        lambda x: F.gaussian_nll_loss(x, x, x.exp(), axis_rank("dp")),
+        lambda x: F.dropout1d(x, 0.0, inplace=axis_rank("dp")),
+        lambda x: F.multilabel_soft_margin_loss(x, x, reduce=axis_rank("dp")),
+    ])  # fmt: skip
+    def test_a_rank_is_no_flag(self, call: Any) -> None:
+        x = assert_type(torch.ones(2, 3), {"dp": R})
+        with pytest.raises(PlacementError, match="is a flag, expected True or False"):
+            call(x)
