@@ -11,7 +11,7 @@ from typing import Any
 
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, terms_of
-from placements.inference.op import Op
+from placements.inference.op import SUM, Op
 from placements.inference.rules import DIM_REASONS, LINEAR, NONLINEAR, Linearity
 from placements.inference.terms import (
     SHAPES,
@@ -259,7 +259,8 @@ def scatter(
         src = _at_each_index(src, index, index.ndim - 1)
         check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
-    return written(LINEAR if is_sum else op.linearity, input, terms, src)
+    linearity = LINEAR if is_sum else op.linearity
+    return written(linearity, input, terms, src, adds_up=op.along == SUM or bool(reduce))
 
 
 def index_write(
@@ -286,7 +287,7 @@ def index_write(
         if source.ndim:
             check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
-    return written(op.linearity, input, terms, source)
+    return written(op.linearity, input, terms, source, adds_up=op.along == SUM)
 
 
 def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
@@ -310,9 +311,15 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
 
 
 def written(
-    linearity: Linearity, input: Operand, terms: Sequence[Term], value: object
+    linearity: Linearity,
+    input: Operand,
+    terms: Sequence[Term],
+    value: object,
+    *,
+    adds_up: bool = False,
 ) -> TensorType:
-    index = index_of_written(input, value)
+    """The target after a write; `adds_up`: what it held is a term of the result."""
+    index = index_of_written(input, None if adds_up else value)
     return combine(linearity, terms, index=index, adds_number=adds(value))
 
 

@@ -132,7 +132,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
     # the rows that the cuts further in share.
     shape = _shape(input, sizes, groups)
     old, new = list(input.shape), list(shape)
-    _check_count(input, shape)
+    _check_count(input, shape, groups)
 
     def place(axis: str, dim: int, extent: Extent) -> tuple[int, Extent]:
         olds, news = group_of[dim]
@@ -193,17 +193,18 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
     return found
 
 
-def _check_count(input: Operand, shape: tuple[int, ...]) -> None:
+def _check_count(input: Operand, shape: tuple[int, ...], groups: Groups) -> None:
     """Refuse on all ranks what torch would not take of some: of those without rows, say."""
     cuts = [cut for dim in input.type.cut_dims for cut in input.type.cuts(dim)]
     uneven = next((axis for axis, extent in cuts if not extent.equal_sizes), None)
     if uneven is None or V in input.type.types:
         return  # torch says the same on all ranks, or they differ anyway
-    if math.prod(shape) != math.prod(input.shape):
-        raise Refusal(
-            f"pieces of up to {input.shape} do not have the elements of {shape}",
-            uneven, input, "sizes that fit the pieces of all ranks",
-        )  # fmt: skip
+    for olds, news in groups:
+        if math.prod(shape[j] for j in news) != math.prod(input.shape[d] for d in olds):
+            raise Refusal(
+                f"pieces of up to {input.shape} do not have the elements of {shape}",
+                uneven, input, "sizes that fit the pieces of all ranks",
+            )  # fmt: skip
 
 
 def _check_said(input: Operand, found: TensorType, sizes: Sequence[Size]) -> None:

@@ -49,7 +49,7 @@ def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
     return found.with_fresh(input.type.fresh) if is_part else found
 
 
-def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
+def setitem(op: Op, input: Operand, k: Any, v: Any, *, adds_up: bool = False) -> TensorType:
     """x[...] = value: the target keeps its type."""
     input = unwritten(input)
     plan, value = _Plan(input, k, writes=True), v
@@ -58,13 +58,14 @@ def setitem(op: Op, input: Operand, k: Any, v: Any) -> TensorType:
     if isinstance(value, Operand):
         terms.append(Term(value, plan.value_labels(value)))
     filled = value if isinstance(value, Operand) else input
-    return written(linearity_to(op, filled, input.dtype), input, terms, value)
+    linearity = linearity_to(op, filled, input.dtype)
+    return written(linearity, input, terms, value, adds_up=adds_up)
 
 
 def index_put(
     op: Op, input: Operand, indices: Any, values: Any, accumulate: bool = False
 ) -> TensorType:
-    return setitem(op, input, tuple(indices), values)
+    return setitem(op, input, tuple(indices), values, adds_up=bool(accumulate))
 
 
 class _Plan:

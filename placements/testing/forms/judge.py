@@ -6,6 +6,7 @@ axes where an operand is Varying, or where the line asks for the rank, the line 
 meaning at each place.
 """
 
+import linecache
 import math
 import random
 import re
@@ -69,10 +70,13 @@ class False_(Exception):  # noqa: N801, N818
 
 def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Judgement:
     """Try a form; `run` is what runs it on the ranks."""
+    source = source_of(form)
     try:
-        code = compile(source_of(form), "<form>", "exec")
+        code = compile(source, "<form>", "exec")
     except SyntaxError:
         return Judgement("invalid", "syntax")
+    # So that errors find the names in the line, as they do in a file.
+    linecache.cache["<form>"] = len(source), None, source.splitlines(True), "<form>"
     meant = run_on_one_device(form, code)
     if meant is None or is_undetermined(form):
         return Judgement("invalid", "one device")

@@ -82,6 +82,7 @@ WITHOUT_ROWS: dict[str, tuple[View, bool]] = {
     "a plain size of none": (lambda x, y: y[:, 0].reshape(0), False),
     "too many elements": (lambda x, y: y[:, 3:].reshape(y.shape[0], 1), False),
     "too few elements": (lambda x, y: y[:, 0].view(y.shape[0], 0), False),
+    "rows of nothing": (lambda x, y: y[:, 3:].unflatten(0, (y.shape[0], 0)), False),
     "-1 beside none": (lambda x, y: y.view(y.shape[0], -1), False),
 }
 
