@@ -16,7 +16,7 @@ NEVER = frozenset(
 # Many operands must be padded alike, or not at all: few draws are.
 SELDOM = frozenset(
     "mode min norm cross_entropy scatter index_add index_copy index_fill index_put lstm gru "
-    "rnn_tanh rnn_relu".split()
+    "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split()
 )
 
 SHARE = 100

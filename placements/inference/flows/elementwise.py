@@ -221,29 +221,34 @@ def linearity_to(op: Op, input: Operand, dtype: object) -> Linearity:
 def to_dtype(op: Op, input: Operand, dtype: Any = None, other: Any = None) -> TensorType:
     """The same values in another dtype, device or layout."""
     target = other.dtype if isinstance(other, Operand) else dtype
-    rounds = rounded(input, target) or not _holds_rows(target)
-    return _cast(linearity_to(op, input, target), input, rounds)
+    linearity, rounds = linearity_to(op, input, target), rounded(input, target)
+    return _cast(linearity, input, rounds, holds_rows=_holds_rows(target))
 
 
 def to_whole(op: Op, input: Operand) -> TensorType:
     """long and its kin: a value is rounded on the way."""
     rounds = input.can_have_gradient
     linearity = NONLINEAR if rounds else op.linearity
-    return _cast(linearity, input, rounds or not _holds_rows(op.name))
+    return _cast(linearity, input, rounds, holds_rows=_holds_rows(op.name))
 
 
 def to_bool(op: Op, input: Operand) -> TensorType:
-    """bool, byte: a number of a row is not kept."""
-    return _cast(op.linearity, input, True)
+    return _cast(op.linearity, input, input.can_have_gradient, holds_rows=False)
 
 
-def _cast(linearity: Linearity, input: Operand, rounds: bool) -> TensorType:
-    return combine(
-        linearity,
-        [Term(input, tuple(range(input.ndim)))],
-        index=COMPUTED if rounds else input.type.index,
-        at_pads=padding.cast,
-    )
+def to_float(op: Op, input: Operand) -> TensorType:
+    """float and its kin: numbers of rows become numbers, which may be rounded."""
+    return combine(op.linearity, [Term(input, tuple(range(input.ndim)))])
+
+
+def _cast(
+    linearity: Linearity, input: Operand, rounds: bool, *, holds_rows: bool
+) -> TensorType:
+    index = COMPUTED if rounds else input.type.index
+    if isinstance(index, Index) and not holds_rows:
+        index = COMPUTED
+    labels = tuple(range(input.ndim))
+    return combine(linearity, [Term(input, labels)], index=index, at_pads=padding.cast)
 
 
 def same(op: Op, input: Operand) -> TensorType:

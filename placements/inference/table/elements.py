@@ -43,7 +43,7 @@ ROWS: tuple[Row, ...] = (
         "pairs along the last dim become numbers"),
     Row("complex numbers", "view_as_real", LINEAR, spectra.to_pairs, "value input",
         "numbers become pairs along a new last dim"),
-    Row("complex numbers", "cfloat cdouble", LINEAR, elementwise.each, "value input",
+    Row("complex numbers", "cfloat cdouble", LINEAR, elementwise.to_float, "value input",
         "the same values", overwrites=True, copies=True),
     Row("spectra", "fft_fft fft_rfft fft_irfft fft_hfft", LINEAR,
         spectra.along_one, f"value input; flag n; dim dim; {_NORM}", _SPECTRUM,
