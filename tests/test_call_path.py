@@ -7,6 +7,7 @@ from benchmarks.call_path import measure
 from placements import P, R, all_reduce, assert_type, set_current_mesh, typecheck
 from placements.checker.lookup import KNOWN
 from placements.runtime import callsite
+from placements.runtime.forgotten import forget_questions
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,9 @@ def test_a_checked_call_stays_within_few_files(
     call: str, files: int, switches: int
 ) -> None:
     KNOWN.clear()  # other tests have called the same ops
+    forget_questions()  # and asked for ranks, which a refusal would mention
     path = measure()[call]
-    assert path.files <= files
+    assert path.files <= files, sorted(set(path.calls))
     assert path.switches <= switches
 
 
