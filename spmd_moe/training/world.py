@@ -1,5 +1,6 @@
 """Find the ranks of a run: torchrun or Slurm started them, or this process is alone."""
 
+import gc
 import os
 import re
 from collections.abc import Generator, Mapping
@@ -114,6 +115,9 @@ def joined(world: World, timeout: float) -> Generator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # Meshes and their groups refer to each other. Groups that are left to the end of
+        # the interpreter can abort it, where their threads let go of tensors.
+        gc.collect()
 
 
 def wait_for_all() -> None:
