@@ -1,5 +1,11 @@
 """Table: survivors that change nothing a program can observe, and why."""
 
+import re
+
+from placements.inference.ops import ROWS
+from placements.inference.rules import LINEAR
+from tests.mutants.of_ops import called
+
 ONE_OPERAND = (
     "the op has one value operand: linear in all of them together and linear in each "
     "alone are the same, and no number is added"
@@ -49,13 +55,14 @@ _REFUSED_TWICE = (
     "rules | 7 multilinear, has P, only VSRP | dropped",
     "rules | 8 non-linear, has P, only RIVSP | dropped",
 )
-_ONE_OPERAND = (
-    "reductions: sum", "reductions: mean", "along a dim: cumsum", "along a dim: flip",
-    "along a dim: roll", "gathers: gather", "gathers: take_along_dim",
-    "gathers: index_select", "gathers: embedding", "gathers: masked_select",
-    "views: narrow", "views: select", "views: unbind", "views: split ...",
-    "views: tril ...", "counting: bincount", "norms and losses: nll_loss",
-)  # fmt: skip
+# Rows of linear ops with one slot for a value, which holds one tensor.
+_ONE_OPERAND = tuple(
+    called(row)
+    for row in ROWS
+    if row.linearity is LINEAR
+    and re.search(r"(^|; )value [\w/]+(;|$)", row.slots)
+    and "tensors" not in row.slots
+)
 _ONLY_PLAIN = (
     "reductions: var ..., unbiased", "along a dim: sort, descending",
     "along a dim: sort, stable", "along a dim: topk, largest", "along a dim: topk, sorted",
@@ -98,6 +105,8 @@ EQUIVALENT: dict[str, str] = {
     "dims | infer._join_axis | Scattered keeps its letter": SCATTERED,
     "dims | infer._in_order | other order: not checked": OTHER_TOTALS,
     "draws | V, shared generator | refused -> S": NO_DIM,
+    "draws | I, own generator | refused -> S": NO_DIM,
+    "draws | P, own generator | refused -> S": NO_DIM,
 }
 
 
