@@ -26,6 +26,7 @@ from placements._torch.interception import SCRIPTED as SCRIPTED
 from placements._torch.interception import STEP_HOOKS as STEP_HOOKS
 from placements._torch.interception import in_transform as in_transform
 from placements._torch.interception import is_eager as is_eager
+from placements._torch.interception import mask_makers as mask_makers
 from placements._torch.interception import modes as modes
 from placements._torch.interception import pop_mode as pop_mode
 from placements._torch.interception import push_mode as push_mode

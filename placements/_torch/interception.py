@@ -73,3 +73,21 @@ REGISTRATION_HOOKS: tuple[dict[Any, Any], ...] = (
 
 # What torch calls, hook(optimizer, args, kwargs), before a step of any optimizer.
 STEP_HOOKS: dict[Any, Any] = _global_optimizer_pre_hooks
+
+
+def mask_makers() -> tuple[Any, tuple[str, ...]] | None:
+    """Return the module of flex_attention, and its functions that make masks of blocks.
+
+    They number rows inside `vmap`. None if nobody imported the module yet in this process.
+    A name that this torch lacks is left out: calling `vmap` in a block is refused then.
+    """
+    module: Any = sys.modules.get("torch.nn.attention.flex_attention")
+    if module is None:
+        return None
+    return module, tuple(name for name in _MASK_MAKERS if hasattr(module, name))
+
+
+_MASK_MAKERS = (
+    "create_mask", "_convert_mask_to_block_mask", "_create_sparse_block_from_block_mask",
+    "_create_empty_block_mask",
+)  # fmt: skip

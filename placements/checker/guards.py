@@ -187,12 +187,12 @@ def watched_script(call: Any) -> Any:
 
 
 def apart(method: Any) -> Any:
-    """Wrap a method of a DeviceMesh: what it does to the mesh's own tensors has no type."""
+    """Wrap a function whose tensors are its own, as those of a DeviceMesh: no types."""
 
     @functools.wraps(method)
-    def apart(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def apart(*args: Any, **kwargs: Any) -> Any:
         with suspended(), unseen():
-            return method(self, *args, **kwargs)
+            return method(*args, **kwargs)
 
     return apart
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from placements._torch import op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.call import Call
-from placements.checker.composed import looked_into
+from placements.checker.composed import flex_attention, looked_into
 from placements.checker.guards import raw_collective
 from placements.checker.hooks import register_hook
 from placements.checker.layout import bytes_of, layout_of, memory_with_type
@@ -59,6 +59,8 @@ def _find(func: Any) -> Any:
         return set_gradient
     if name == "data.__set__":
         return _set_data
+    if name == "flex_attention":
+        return flex_attention
     if name in ("shape", "size", "numel", "nelement"):
         return shape_of
     if name in ("stride", "storage_offset"):

@@ -76,6 +76,10 @@ def _patches() -> Iterator[_Patch]:
     stance = _torch.stance()
     if stance is not None:
         yield _Patch(stance[0], stance[1], partial(_replaced_by, stance[2]))
+    # A mask of blocks only says which blocks to skip; what it masks is read from its mod.
+    makers, names = _torch.mask_makers() or (None, ())
+    for name in names:
+        yield _Patch(makers, name, guards.apart)
     # torch does not hand the weight of l1_loss on to a mode, which would compute without.
     yield _Patch(nn.functional, "l1_loss", guards.refusing_weight)
     # A saved tensor would hold sizes that know their axis, which readers do not expect.
@@ -164,7 +168,8 @@ _last: list[Replacements] = []
 def plan() -> Replacements:
     """Return what to replace now. Made once, and again when torch was changed by others."""
     # Other classes of groups, or a torch.compile that was imported since, need another one.
-    owners = [*_group_classes(), _torch.stance() is not None]
+    imported = (_torch.stance() is not None, _torch.mask_makers() is not None)
+    owners = [*_group_classes(), *imported]
     if not (_last and _last[0].fits(owners)):
         _last[:] = [Replacements(owners, _patches())]
     return _last[0]
