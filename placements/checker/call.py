@@ -86,7 +86,7 @@ def _role(op: Op, slot: str) -> str | None:
     """What the slot is; None: the table does not say."""
     if slot in SETTINGS:
         return "flag"
-    return "unread" if slot in UNREAD else op.slots.get(slot, op.slots.get("*"))
+    return "unread" if slot in UNREAD else op.roles.get(slot, op.roles.get("*"))
 
 
 class UnknownForm(Exception):  # noqa: N818 - turned into an error at the boundary

@@ -51,36 +51,10 @@ def _find(func: Any) -> Any:
     name = torch_name(func)
     if name == "grad" and getattr(func, "__name__", "") == "__get__":
         return gradient_of
-    if name == "register_hook":
-        return register_hook
-    if name in AUTOGRAD:
-        return AUTOGRAD[name]
-    if name == "grad.__set__":
-        return set_gradient
-    if name == "data.__set__":
-        return _set_data
-    if name in ("shape", "size", "numel", "nelement"):
-        return shape_of
-    if name in ("stride", "storage_offset"):
-        return layout_of
-    if name == "nbytes":
-        return bytes_of
-    if name == "untyped_storage":
-        return memory_with_type
-    if name == "__len__":
-        return length_of
-    if name in ("requires_grad_", "requires_grad.__set__"):
-        return _leaf
-    if name in LITERALS:
-        return _literal
-    if name == "data":
-        return _memory
-    if name in ("real.__set__", "imag.__set__"):
-        return _unknown  # x.real = y writes a part of x
+    if name in _HANDLERS:
+        return _HANDLERS[name]
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
         return passed
-    if name in ("numpy", "__array__"):
-        return _array
     if name in READS:
         return _read
     if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
@@ -88,7 +62,7 @@ def _find(func: Any) -> Any:
     if isinstance(func, FunctionType) and _is_composed(func, name):
         return looked_into
     if name in OPS:
-        call = _call_of(func, name, OPS[name], in_place=name == "__setitem__")
+        call = _call_of(func, name, OPS[name], in_place=OPS[name].writes)
         return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
@@ -105,8 +79,8 @@ def _find(func: Any) -> Any:
 def _call_of(func: Any, name: str, op: Op, in_place: bool) -> Call:
     """The op with the overloads of this function, as torch's schemas give them."""
     is_method, overloads = signatures(func, name)
-    names = list(op.slots)
-    if "::" in name and "*" not in op.slots:  # a custom op has names of its own
+    names = list(op.roles)
+    if "::" in name and "*" not in op.roles:  # a custom op has names of its own
         overloads = [
             [(names[k] if k < len(names) else s[0], *s[1:]) for k, s in enumerate(slots)]
             for slots in overloads
@@ -301,3 +275,29 @@ def register_op(name: str, like: str) -> None:
         raise ValueError(f"{name!r} is in the table of ops already")
     OPS[name] = replace(OPS[like], name=name)
     KNOWN.clear()
+
+
+# What is neither an op nor a plain question or read.
+_HANDLERS: dict[str, Any] = {
+    **AUTOGRAD,
+    **dict.fromkeys(LITERALS, _literal),
+    "register_hook": register_hook,
+    "grad.__set__": set_gradient,
+    "data": _memory,
+    "data.__set__": _set_data,
+    "requires_grad_": _leaf,
+    "requires_grad.__set__": _leaf,
+    "real.__set__": _unknown,  # x.real = y writes a part of x
+    "imag.__set__": _unknown,
+    "shape": shape_of,
+    "size": shape_of,
+    "numel": shape_of,
+    "nelement": shape_of,
+    "__len__": length_of,
+    "stride": layout_of,
+    "storage_offset": layout_of,
+    "nbytes": bytes_of,
+    "untyped_storage": memory_with_type,
+    "numpy": _array,
+    "__array__": _array,
+}

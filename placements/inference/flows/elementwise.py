@@ -225,11 +225,11 @@ def to_dtype(op: Op, input: Operand, dtype: Any = None, other: Any = None) -> Te
     return _cast(linearity, input, rounds, holds_rows=_holds_rows(target))
 
 
-def to_whole(op: Op, input: Operand) -> TensorType:
-    """long and its kin: a value is rounded on the way."""
+def to_whole(op: Op, input: Operand, *, holds_rows: bool) -> TensorType:
+    """long and its kin: a value is rounded; small dtypes cannot number all rows."""
     rounds = input.can_have_gradient
     linearity = NONLINEAR if rounds else op.linearity
-    return _cast(linearity, input, rounds, holds_rows=_holds_rows(op.name))
+    return _cast(linearity, input, rounds, holds_rows=holds_rows)
 
 
 def to_bool(op: Op, input: Operand) -> TensorType:

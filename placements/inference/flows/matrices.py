@@ -11,7 +11,6 @@ from placements.inference.flows.broadcast import (
     terms_of,
 )
 from placements.inference.flows.products import inner_value, matmul, plus
-from placements.inference.flows.reductions import reduction
 from placements.inference.flows.views import moved
 from placements.inference.op import Op
 from placements.inference.rules import MULTILINEAR
@@ -51,17 +50,6 @@ def solved(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorTyp
     )
 
 
-def matrix_norm(
-    op: Op,
-    input: Operand,
-    ord: Any = "fro",
-    dim: Any = (-2, -1),
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> TensorType:
-    return reduction(op, input, dim, keepdim, dtype)
-
-
 def multi_dot(op: Op, tensors: Any) -> TensorType:
     """A product of several matrices, one after the other."""
     first, *rest = cast(Sequence[Operand], tensors)
@@ -82,13 +70,6 @@ def diagonal(
         Mixed(DIAGONAL) if d in taken else left.index(d) for d in range(input.ndim)
     ]
     return moved(op, input, labels)
-
-
-def diagonal_of_last(
-    op: Op, input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> TensorType:
-    """linalg.diagonal: of the last two dims if none are named."""
-    return diagonal(op, input, offset, dim1, dim2)
 
 
 def diagonal_embedded(
@@ -156,24 +137,12 @@ def bilinear(
     return plus(combine(op.linearity, terms), shape, bias)
 
 
-def vectors(op: Op, input: Operand, other: Operand, dim: int = -1) -> TensorType:
-    """linalg.cross: of vectors along a dim, the last one if it is not named."""
-    (along,) = dims_of(dim, max(input.ndim, other.ndim))
-    return combine(op.linearity, _but_along(op, [input, other], along, keepdim=True))
-
-
 def cross(op: Op, input: Operand, other: Operand, dim: Any = None) -> TensorType:
-    """torch.cross: if no dim is named, the first one of three rows in all."""
+    """Of vectors along a dim; if none is named, the first one of three rows in all."""
     if dim is None:
         return every_dim(op, input, other=other)
-    return vectors(op, input, other, dim)
-
-
-def cosine(
-    op: Op, input: Operand, other: Operand, dim: int = 1, eps: Any = None
-) -> TensorType:
-    """cosine_similarity: along dim 1 if none is named."""
-    return compared(op, input, other, dim)
+    (along,) = dims_of(dim, max(input.ndim, other.ndim))
+    return combine(op.linearity, _but_along(op, [input, other], along, keepdim=True))
 
 
 def compared(
@@ -184,7 +153,7 @@ def compared(
     keepdim: bool = False,
     **settings: Any,
 ) -> TensorType:
-    """vecdot, pairwise_distance: of vectors along a dim, which is reduced away."""
+    """vecdot, distances: of vectors along a dim, which is reduced away."""
     (along,) = dims_of(dim, max(input.ndim, other.ndim))
     return combine(op.linearity, _but_along(op, [input, other], along, keepdim))
 

@@ -34,16 +34,15 @@ def _all_if_empty(dim: Any) -> Any:
 
 
 def reduction(
-    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    op: Op,
+    input: Operand,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    **settings: Any,
 ) -> TensorType:
-    """Dims are reduced away."""
-    return _reduced(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim, dtype)
-
-
-def _reduced(
-    op: Op, input: Operand, dims: tuple[int, ...], keepdim: bool, dtype: Any = None
-) -> TensorType:
-    labels = reduced_labels(op, input, dims, keepdim)
+    """Dims are reduced away, whatever the order of a norm or the correction of a std."""
+    labels = reduced_labels(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim)
     linearity = linearity_to(op, input, dtype)
     return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
 
@@ -75,31 +74,6 @@ def mean(
     )
 
 
-def spread(
-    op: Op,
-    input: Operand,
-    dim: Any = None,
-    keepdim: bool = False,
-    unbiased: bool = True,
-    correction: Any = None,
-) -> TensorType:
-    """var, std: a reduction whatever the correction."""
-    return reduction(op, input, dim, keepdim)
-
-
-def norm(
-    op: Op,
-    input: Operand,
-    p: Any = 2,
-    ord: Any = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> TensorType:
-    """A reduction whatever the order of the norm."""
-    return reduction(op, input, dim, keepdim, dtype)
-
-
 def choice(
     op: Op, input: Operand, other: Any = None, dim: Any = None, keepdim: bool = False
 ) -> Any:
@@ -114,19 +88,6 @@ def choice(
     if dim is None:
         return values
     return values, values.with_index(rows_of(input, dim))
-
-
-def quantile(
-    op: Op, input: Operand, q: Any, dim: Any = None, keepdim: bool = False, **kind: Any
-) -> TensorType:
-    """A reduction for each of several shares, which are a new first dim."""
-    dims = dims_of(dim, input.ndim)
-    labels = reduced_labels(op, input, dims, keepdim)
-    if not isinstance(q, Operand):
-        return combine(op.linearity, [Term(input, labels)])
-    shifted = tuple(x + q.ndim if isinstance(x, int) else x for x in labels)
-    shares = Term(q, tuple(range(q.ndim)), is_control=True)
-    return combine(op.linearity, [Term(input, shifted), shares])
 
 
 def position(op: Op, input: Operand, dim: Any = None, keepdim: bool = False) -> TensorType:
@@ -154,26 +115,17 @@ def _along_term(op: Op, input: Operand, dim: Any) -> Term:
     return Term(input, labels)
 
 
-def along(op: Op, input: Operand, dim: Any = None, dtype: Any = None) -> TensorType:
+def along(
+    op: Op, input: Operand, dim: Any = None, dtype: Any = None, **settings: Any
+) -> TensorType:
     """Same shape; every element depends on the others along one dim."""
     linearity, index = linearity_to(op, input, dtype), arithmetic_index([input])
     return combine(linearity, [_along_term(op, input, dim)], index=index)
 
 
-def moved_along(op: Op, input: Operand, dim: Any) -> TensorType:
-    """The same elements in other places along dims."""
-    return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
-
-
-def normalize(
-    op: Op, input: Operand, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12
-) -> TensorType:
-    """As softmax, whatever the order of the norm."""
-    return along(op, input, dim)
-
-
-def flip(op: Op, input: Operand, dims: Any) -> TensorType:
-    return moved_along(op, input, dims)
+def moved_along(op: Op, input: Operand, dims: Any) -> TensorType:
+    """flip: the same elements in other places along dims."""
+    return combine(op.linearity, [_along_term(op, input, dims)], index=input.type.index)
 
 
 def roll(op: Op, input: Operand, shifts: Any, dims: Any = None) -> TensorType:
