@@ -16,7 +16,7 @@ from placements.inference.flows.elementwise import linearity_to
 from placements.inference.flows.indexing import index_of_written
 from placements.inference.flows.reshape import flatten
 from placements.inference.flows.subscripts import getitem
-from placements.inference.flows.views import moved, pieces
+from placements.inference.flows.views import common_index, moved, pieces
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
@@ -48,9 +48,7 @@ def _stacked(
         few = places[operand.ndim] if operand.ndim < len(places) else range(operand.ndim)
         labels: list[Label] = [Mixed(JOINED) if d == dim else d for d in few]
         terms.append(Term(operand, tuple(labels)))
-    found = {term.operand.type.index for term in terms}
-    index = found.pop() if len(found) == 1 else None
-    return combine(op.linearity, terms, index=index)
+    return combine(op.linearity, terms, index=common_index(tensors))
 
 
 def hstack(op: Op, tensors: Any) -> TensorType:

@@ -1,6 +1,7 @@
 """Flows of matrices: linear algebra of the last two dims, diagonals, products of all."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from placements.inference.combine import combine
@@ -36,7 +37,7 @@ def solved(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorTyp
     """solve: non-linear in the matrices, linear in the right sides."""
     if other.ndim < 2 or input.ndim < 2 or other.ndim == input.ndim - 1:
         raise Refusal("right sides are known as matrices (..., N, K)", operand=other)
-    heads = [Operand(x.type, x.shape[:-2], x.dtype, x.position) for x in (input, other)]
+    heads = [replace(x, shape=x.shape[:-2]) for x in (input, other)]
     left, right = broadcast(heads)
     lead = max(len(left), len(right))
     inverse = combine(op.linearity, [Term(input, _lead(input))])
@@ -160,7 +161,7 @@ def compared(
 
 def distances(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorType:
     """cdist: (..., P, M) and (..., R, M) -> (..., P, R)."""
-    heads = [Operand(x.type, x.shape[:-2], x.dtype, x.position) for x in (input, other)]
+    heads = [replace(x, shape=x.shape[:-2]) for x in (input, other)]
     left, right = broadcast(heads)
     lead = max(len(left), len(right))
     mixed = Mixed(MATRIX)

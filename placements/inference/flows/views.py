@@ -294,7 +294,7 @@ def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:
         along = dim % operand.ndim
         labels = [Mixed(reason) if d == along else d for d in range(operand.ndim)]
         terms.append(Term(operand, tuple(labels)))
-    return combine(op.linearity, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=common_index(operands))
 
 
 def _is_nothing(operand: Operand) -> bool:
@@ -313,10 +313,10 @@ def stacked(op: Op, tensors: Any, dim: int = 0) -> TensorType:
         Term(operand, tuple(d + (d >= new) for d in range(operand.ndim)))
         for operand in operands
     ]
-    return combine(op.linearity, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=common_index(operands))
 
 
-def _common_index(operands: Sequence[Operand]) -> Any:
+def common_index(operands: Sequence[Operand]) -> Any:
     found = {operand.type.index for operand in operands}
     return found.pop() if len(found) == 1 else None
 

@@ -58,14 +58,16 @@ ROWS: tuple[Row, ...] = (
     Row("windows", "fold", LINEAR, windows.folded,
         "value input; flag output_size kernel_size dilation padding stride",
         "windows are summed where they overlap"),
-    Row("norms and losses", "batch_norm", NONLINEAR, norms.batch_norm,
+    Row("norms and losses", "batch_norm", NONLINEAR,
+        partial(norms.with_statistics, kept=1, training=False),
         "value input running_mean running_var weight bias; flag training momentum eps "
         "cudnn_enabled",
         "statistics over batch and places, or given ones; linear in the weight, and a bias "
         "is a term"),
-    Row("norms and losses", "instance_norm", NONLINEAR, norms.instance_norm,
-        "value input running_mean running_var weight bias; flag use_input_stats momentum "
-        "eps cudnn_enabled",
+    Row("norms and losses", "instance_norm", NONLINEAR,
+        partial(norms.with_statistics, kept=2, training=True),
+        "value input running_mean running_var weight bias; flag training/use_input_stats "
+        "momentum eps cudnn_enabled",
         "statistics over places, or given ones; linear in the weight, and a bias is a "
         "term"),
     Row("norms and losses", "group_norm", NONLINEAR, norms.group_norm,
