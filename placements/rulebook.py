@@ -123,17 +123,19 @@ def _roles() -> Page:
         "A call is bound to torch's own signature first, so it does not matter how an "
         "argument is given. A tensor, or a number that belongs to an axis, in a slot whose "
         "role does not take it is refused, and so is an argument in a slot that the row "
-        "of the op does not name."
+        "of the op does not name. `input/A`: forms of the op have several names for a slot."
     )
     return Page("What a slot of a call is", about, ("role", "what it takes"),
                 list(ROLES.items()))  # fmt: skip
 
 
 def _slots(text: str) -> str:
-    """`value input; dim dim` -> `value: input; dim: dim`, each role once."""
+    """`value input/A; dim dim` -> `value: input/A; dim: dim`, each role once."""
     by_role: dict[str, list[str]] = {}
-    for slot, role in parsed_slots(text)[0].items():
-        by_role.setdefault(role, []).append("every slot" if slot == "*" else slot)
+    roles, others = parsed_slots(text)
+    for slot, role in roles.items():
+        names = "/".join([slot, *(other for other, own in others.items() if own == slot)])
+        by_role.setdefault(role, []).append("every slot" if slot == "*" else names)
     return "; ".join(f"{role}: {', '.join(slots)}" for role, slots in by_role.items())
 
 

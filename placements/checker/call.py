@@ -26,7 +26,7 @@ from placements.runtime.describe import described
 from placements.runtime.errors import refused_call, type_or_error
 from placements.runtime.state import current
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import LEAF, TensorType
 
 # A tensor, or a number that stands for one.
 Thing: TypeAlias = Tensor | RankNumber
@@ -260,7 +260,7 @@ class CallInference:
         found = self._by_choices(op.flow(op, *first, **slots))
         if self.bound.get("requires_grad"):
             # Nobody says yet what the gradient of a new leaf is, so it is no constant.
-            found = found.as_leaf()
+            found = found.with_fresh(LEAF)
         if self.call.in_place or self.bound.get("inplace"):
             return written_over(operands[0], found)
         return found

@@ -34,7 +34,7 @@ from placements.runtime.describe import described
 from placements.runtime.errors import mismatch, padded_at, refused_call, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.types.axis import P, R
-from placements.types.tensor import MADE
+from placements.types.tensor import LEAF, MADE
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
 KNOWN: dict[Any, Any] = {}
@@ -59,7 +59,8 @@ def _find(func: Any) -> Any:
         return _read
     if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         return _unknown  # torch.distributed.gather and scatter are no ops on one tensor
-    if isinstance(func, FunctionType) and _is_composed(func, name):
+    is_python = isinstance(func, FunctionType)
+    if is_python and (name in COMPOSED or func.__module__ == nn.init.__name__):
         return looked_into
     if name in OPS:
         call = _call_of(func, name, OPS[name], in_place=OPS[name].writes)
@@ -117,10 +118,6 @@ def _custom(func: Any, name: str, call: Call) -> Any:
     return handle
 
 
-def _is_composed(func: FunctionType, name: str) -> bool:
-    return name in COMPOSED or func.__module__ == nn.init.__name__
-
-
 def passed(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A question that reveals no value: the mode answers it without coming here."""
     return func(*args, **kwargs)
@@ -131,7 +128,7 @@ def _leaf(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     known = tags.get(args[0])
     if known is not None and known.fresh is not None and args[0].requires_grad:
-        tags.put(args[0], known.as_leaf())
+        tags.put(args[0], known.with_fresh(LEAF))
     return result
 
 

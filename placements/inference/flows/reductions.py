@@ -39,12 +39,14 @@ def reduction(
     dim: Any = None,
     keepdim: bool = False,
     dtype: Any = None,
+    *,
+    at_pads: padding.AtPads | None = None,
     **settings: Any,
 ) -> TensorType:
     """Dims are reduced away, whatever the order of a norm or the correction of a std."""
     labels = reduced_labels(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim)
-    linearity = linearity_to(op, input, dtype)
-    return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
+    linearity, index = linearity_to(op, input, dtype), arithmetic_index([input])
+    return combine(linearity, [Term(input, labels)], index=index, at_pads=at_pads)
 
 
 def asked(
@@ -64,20 +66,19 @@ def mean(
     op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> TensorType:
     """A reduction; the mean of no rows is no number, whatever rows of padding hold."""
-    dims = dims_of(_all_if_empty(dim), input.ndim)
-    labels = reduced_labels(op, input, dims, keepdim)
-    return combine(
-        linearity_to(op, input, dtype),
-        [Term(input, labels)],
-        index=arithmetic_index([input]),
-        at_pads=padding.averaged(input, dims),
-    )
+    at_pads = padding.averaged(input, dims_of(_all_if_empty(dim), input.ndim))
+    return reduction(op, input, dim, keepdim, dtype, at_pads=at_pads)
 
 
 def choice(
-    op: Op, input: Operand, other: Any = None, dim: Any = None, keepdim: bool = False
+    op: Op,
+    input: Operand,
+    other: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    k: Any = None,
 ) -> Any:
-    """max, min, ...: elementwise with a second tensor, else a reduction that chooses.
+    """max, kthvalue: elementwise with a second tensor, else a reduction that chooses.
 
     Along a dim it returns values and the rows they came from.
     """
@@ -180,12 +181,6 @@ def _own_rows_term(input: Operand, dim: int) -> Term:
 def sorted_rows(op: Op, input: Operand) -> TensorType:
     """msort: the values alone, along the first dim."""
     return ordering(op, input, 0)[0]
-
-
-def kthvalue(op: Op, input: Operand, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """A value and its row; the dim is reduced away."""
-    values = reduction(op, input, dim, keepdim).with_index(input.type.index)
-    return values, values.with_index(rows_of(input, dim))
 
 
 _BINS = (
