@@ -5,9 +5,10 @@ Nothing is said here that the tables do not say.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from placements.checker.backward import LOSSES
-from placements.inference.op import ROLES, SUM, parsed_slots
+from placements.inference.op import ROLES, SUM, Row, parsed_slots
 from placements.inference.ops import COMPOSED, ROWS
 from placements.inference.rules import (
     DIM_REASONS,
@@ -122,35 +123,35 @@ def _roles() -> Page:
         "A call is bound to torch's own signature first, so it does not matter how an "
         "argument is given. A tensor, or a number that belongs to an axis, in a slot whose "
         "role does not take it is refused, and so is an argument in a slot that the row "
-        "of the op does not name."
+        "of the op does not name. `input/A`: forms of the op have several names for a slot."
     )
     return Page("What a slot of a call is", about, ("role", "what it takes"),
                 list(ROLES.items()))  # fmt: skip
 
 
 def _slots(text: str) -> str:
-    """`value input; dim dim` -> `value: input; dim: dim`, each role once."""
+    """`value input/A; dim dim` -> `value: input/A; dim: dim`, each role once."""
     by_role: dict[str, list[str]] = {}
-    for slot, role in parsed_slots(text)[0].items():
-        by_role.setdefault(role, []).append("every slot" if slot == "*" else slot)
+    roles, others = parsed_slots(text)
+    for slot, role in roles.items():
+        names = "/".join([slot, *(other for other, own in others.items() if own == slot)])
+        by_role.setdefault(role, []).append("every slot" if slot == "*" else names)
     return "; ".join(f"{role}: {', '.join(slots)}" for role, slots in by_role.items())
+
+
+def _facts(row: Row) -> tuple[str, ...]:
+    """The group of a row, and what the page says of its ops."""
+    along = "the result is Partial" if row.along == SUM else row.along
+    if row.forgets:
+        along = f"may become Varying: {row.forgets}"
+    return row.group, row.linearity.value, _slots(row.slots), row.why, along or "-"
 
 
 def _ops() -> list[Page]:
     groups: dict[str, list[tuple[str, ...]]] = {}
-    for row in ROWS:
-        along = "the result is Partial" if row.along == SUM else row.along
-        if row.forgets:
-            along = f"may become Varying: {row.forgets}"
-        groups.setdefault(row.group, []).append(
-            (
-                ", ".join(row.names.split()),
-                row.linearity.value,
-                _slots(row.slots),
-                row.why,
-                along or "-",
-            )
-        )
+    for facts, alike in groupby(ROWS, _facts):  # rows that differ by their flow only
+        names = ", ".join(name for row in alike for name in row.names.split())
+        groups.setdefault(facts[0], []).append((names, *facts[1:]))
     head = ("ops", "is", "slots", "why", "along a cut dim")
     about = "In-place forms follow the same row and keep the type of what they write."
     return [Page(f"Ops: {group}", about, head, rows) for group, rows in groups.items()]

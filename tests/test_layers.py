@@ -87,7 +87,6 @@ EXCEPTIONS = {
         "one call: its checks, its world, its results",
     ),
     "placements/testing/compare/drawn_cases.py": (400, "a case, drawn and printed as code"),
-    "placements/inference/numbers.py": (370, "one idea: every method of int and float"),
     "placements/types/extents.py": (450, "a table: one class for each extent"),
     "placements/verification/mode.py": (380, "one mode: everything that it logs"),
 }
@@ -103,6 +102,9 @@ def files_of_the_project() -> Tree:
             for file in sorted((ROOT / folder).rglob(pattern)):
                 found[file.relative_to(ROOT).as_posix()] = file.read_text()
     return found
+
+
+OP_NAME = re.compile(r"(\w+\.)*op\.name")
 
 
 def package(tree: Tree, name: str) -> Tree:
@@ -224,6 +226,24 @@ def inference_is_pure(tree: Tree) -> list[str]:
                 found.append(f"inference reaches the run-time state: {one}")
             elif one.target not in reached:
                 reached.append(one.target)
+    return found
+
+
+def facts_of_ops_are_in_their_rows(tree: Tree) -> list[str]:
+    """The name of an op is text for messages: no flow reads it, and nothing compares it."""
+    found: list[str] = []
+    for file, text in package(tree, "placements").items():
+        for node in ast.walk(parsed(text)):
+            if layer_of(file) == "inference":
+                asks = [node] if isinstance(node, ast.Attribute) else []
+            elif layer_of(file) == "checker":
+                is_asked = isinstance(node, ast.Compare | ast.Subscript | ast.Match)
+                asks = ast.walk(node) if is_asked else ()
+            else:
+                asks = ()
+            for each in asks:
+                if isinstance(each, ast.expr) and OP_NAME.fullmatch(ast.unparse(each)):
+                    found.append(f"{file}:{each.lineno} asks for the name of an op")
     return found
 
 
@@ -382,6 +402,10 @@ PLANTS: list[tuple[Rule, str, str]] = [
     (inference_is_pure, "placements/inference/flows/views.py", "import torch.nn"),
     (inference_is_pure, "placements/inference/flows/views.py", "from torch import Tensor"),
     (inference_is_pure, "placements/types/axis.py", "from placements.runtime import tags"),
+    (facts_of_ops_are_in_their_rows, "placements/inference/flows/views.py", "f(op.name)"),
+    (facts_of_ops_are_in_their_rows, "placements/checker/call.py", "x = call.op.name == 'add'"),
+    (facts_of_ops_are_in_their_rows, "placements/checker/call.py", "x = self.call.op.name in Y"),
+    (facts_of_ops_are_in_their_rows, "placements/checker/call.py", "x = Y[op.name]"),
     (attributes_are_named_in_one_place, "placements/checker/call.py", "x = '_placements_type'"),
     (attributes_are_named_in_one_place, "spmd_moe/layer.py", "x._placements_type"),
     (torch_is_replaced_in_one_place, "placements/checker/guards.py",

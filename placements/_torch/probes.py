@@ -131,9 +131,8 @@ def _a_mode_can_be_pushed() -> bool:
 
 def _has_functional_collectives() -> None:
     if dist.is_available():
-        for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
-            getattr(functional, name)
-        for name in ("all_to_all_single", "wait_tensor"):
+        gathers = "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"
+        for name in ("all_reduce", *gathers, "wait_tensor"):
             getattr(functional, name)
 
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from placements.annotations.on import On, PadRows, Variable
 from placements.inference.fixes import Fix, change
 from placements.runtime import tags
-from placements.runtime.describe import dtype_name, short_dtype
+from placements.runtime.describe import dtype_name, printed
 from placements.runtime.errors import refused
 from placements.runtime.mesh import checked_mesh, unknown_axis_here
 from placements.runtime.state import observer
 from placements.types.axis import AxisType, I, Shard
 from placements.types.padding import print_pads
 from placements.types.tensor import TensorType
-from placements.types.text import Described
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Misfit:
 
     name: str
     text: str
-    axis: str | None = None
     expected: str = ""
     actual: str = ""
+    axis: str | None = None
     fix: Fix | None = None
 
 
@@ -215,16 +214,8 @@ class Checks:
                 change(name, axis, actual, expected),
             )
 
-    def _fail(
-        self,
-        name: str,
-        text: str,
-        expected: str = "",
-        actual: str = "",
-        axis: str | None = None,
-        fix: Fix | None = None,
-    ) -> None:
-        self.failures.append(Misfit(name, text, axis, expected, actual, fix))
+    def _fail(self, name: str, text: str, *details: Any, **named: Any) -> None:
+        self.failures.append(Misfit(name, text, *details, **named))
 
     def finish(self) -> None:
         """Raise one error for all failures, or else tell the listener of the values."""
@@ -268,15 +259,10 @@ def _mentions_tensor(hint: Any) -> bool:
 
 
 def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
-    names: list[str | None] = [None] * value.dim()
     words = str(next((a.dim_str for a in arrays_in(hint)), "")).split()
-    if len(words) == value.dim() and all(w.isidentifier() for w in words):
-        names = list(words)
-    dtype = short_dtype(dtype_name(value))
-    text = str(Described(dtype, tuple(value.shape), tuple(names), known or {}))
-    if known is None:
-        return text.removesuffix("{}") + " untyped"
-    return text + print_pads(known.pads)
+    are_names = len(words) == value.dim() and all(word.isidentifier() for word in words)
+    shape, dtype = tuple(value.shape), dtype_name(value)
+    return printed(shape, dtype, known, words if are_names else ())
 
 
 UNIONS = (Union, python_types.UnionType)

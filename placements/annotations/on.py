@@ -8,7 +8,8 @@ how a call is checked.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from placements.types.axis import AxisType, AxisTypeLike
 from placements.types.errors import ArgumentError
@@ -17,20 +18,14 @@ from placements.types.text import as_axis_type
 _REFERENCE = re.compile(r"\{([\w.]+)\}")
 
 
+@dataclass(frozen=True, repr=False)
 class Reference:
     """`"{self.layout.tokens}"`: an attribute of an argument, read at each call."""
 
-    def __init__(self, path: str) -> None:
-        self.path: Final = path
+    path: str
 
     def __repr__(self) -> str:
         return f"'{{{self.path}}}'"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reference) and other.path == self.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
 
     def read(self, arguments: Mapping[str, Any]) -> Any:
         first, *rest = self.path.split(".")
@@ -47,20 +42,14 @@ class Reference:
         return value
 
 
+@dataclass(frozen=True, repr=False)
 class Variable:
     """`"t"`: any type, but the same one wherever the name stands in a call."""
 
-    def __init__(self, name: str) -> None:
-        self.name: Final = name
+    name: str
 
     def __repr__(self) -> str:
         return repr(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Variable) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(("variable", self.name))
 
 
 AxisPattern = AxisType | Variable | Reference

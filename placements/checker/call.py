@@ -12,6 +12,7 @@ from torch import Tensor
 
 from placements._torch import NO_DEFAULT, SlotData
 from placements.inference.flows.random import refuse_own_generator
+from placements.inference.nested import leaves, mapped
 from placements.inference.number_operands import chosen_by, number_operand
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, numbers_in
 from placements.inference.op import SETTINGS, UNREAD, Op
@@ -25,7 +26,7 @@ from placements.runtime.describe import described
 from placements.runtime.errors import refused_call, type_or_error
 from placements.runtime.state import current
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import LEAF, TensorType
 
 # A tensor, or a number that stands for one.
 Thing: TypeAlias = Tensor | RankNumber
@@ -86,7 +87,7 @@ def _role(op: Op, slot: str) -> str | None:
     """What the slot is; None: the table does not say."""
     if slot in SETTINGS:
         return "flag"
-    return "unread" if slot in UNREAD else op.slots.get(slot, op.slots.get("*"))
+    return "unread" if slot in UNREAD else op.roles.get(slot, op.roles.get("*"))
 
 
 class UnknownForm(Exception):  # noqa: N818 - turned into an error at the boundary
@@ -94,61 +95,28 @@ class UnknownForm(Exception):  # noqa: N818 - turned into an error at the bounda
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments, slices included, in order of appearance."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from tensors_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(cast(Any, value).values()))
+    """The tensors among arguments, in order of appearance."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Operand))
 
 
 def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
     """The argument as inference sees it: operands for tensors, numbers for numpy's."""
-    if isinstance(arg, Tensor):
-        return next(operands)
-    if isinstance(arg, np.generic):
-        return cast(Any, arg).item()
-    if isinstance(arg, list | tuple):
-        items = cast(Any, arg)
-        seen = [_seen(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(arg, slice):
-        bounds = cast(Any, arg)
-        return slice(
-            *(_seen(b, operands) for b in (bounds.start, bounds.stop, bounds.step))
-        )
-    return arg
 
+    def seen(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return next(operands)
+        return cast(Any, leaf).item() if isinstance(leaf, np.generic) else leaf
 
-def operands_in(value: Any) -> Iterator[Operand]:
-    if isinstance(value, Operand):
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from operands_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from operands_in(item)
+    return mapped(seen, arg)
 
 
 def _with_operands(value: Any, operands: Sequence[Operand]) -> Any:
     """The value with each operand replaced by the one in its position."""
-    if isinstance(value, Operand):
-        return operands[value.position]
-    if isinstance(value, list | tuple):
-        items = cast(Any, value)
-        seen = [_with_operands(item, operands) for item in items]
-        return seen if items.__class__ is list else tuple(seen)
-    if isinstance(value, slice):
-        bounds = cast(Any, value)
-        ends = (bounds.start, bounds.stop, bounds.step)
-        return slice(*(_with_operands(end, operands) for end in ends))
-    return value
+    return mapped(lambda x: operands[x.position] if isinstance(x, Operand) else x, value)
 
 
 class CallInference:
@@ -292,7 +260,7 @@ class CallInference:
         found = self._by_choices(op.flow(op, *first, **slots))
         if self.bound.get("requires_grad"):
             # Nobody says yet what the gradient of a new leaf is, so it is no constant.
-            found = found.as_leaf()
+            found = found.with_fresh(LEAF)
         if self.call.in_place or self.bound.get("inplace"):
             return written_over(operands[0], found)
         return found

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from placements._torch import is_eager, unseen
+from placements.checker.call import tensors_in
 from placements.checker.writes import count_write, reading_only
 from placements.runtime import tags
 from placements.runtime.callsite import in_hook_of_user, name_of
@@ -81,7 +82,7 @@ def raw_collective(
 ) -> PlacementError:
     """Return the error for a collective that bypasses the types."""
     typed = typed_call(name) or "all_reduce(x, axis, src=P, dst=R)"
-    tensors = _tensors_in(args)
+    tensors = list(tensors_in(args))
     what = next((found for found in map(name_of, tensors) if found), "")
     axis = _axis_of(group) if args else None
     kinds = (dist.ReduceOp, dist.ReduceOp.RedOpType)
@@ -103,13 +104,6 @@ def raw_collective(
         if averages
         else f"placements.{typed}",
     )
-
-
-def _tensors_in(args: Any) -> list[Tensor]:
-    if isinstance(args, Tensor):
-        return [args]
-    several = isinstance(args, list | tuple)
-    return [t for a in cast(Any, args) for t in _tensors_in(a)] if several else []
 
 
 def _axis_of(group: Any) -> str | None:

@@ -34,7 +34,7 @@ from placements.runtime.describe import described
 from placements.runtime.errors import mismatch, padded_at, refused_call, type_or_error
 from placements.runtime.mesh import checked_mesh
 from placements.types.axis import P, R
-from placements.types.tensor import MADE
+from placements.types.tensor import LEAF, MADE
 
 # torch function -> a Call, or what handles it: handler(mode, func, args, kwargs)
 KNOWN: dict[Any, Any] = {}
@@ -51,46 +51,19 @@ def _find(func: Any) -> Any:
     name = torch_name(func)
     if name == "grad" and getattr(func, "__name__", "") == "__get__":
         return gradient_of
-    if name == "register_hook":
-        return register_hook
-    if name in AUTOGRAD:
-        return AUTOGRAD[name]
-    if name == "grad.__set__":
-        return set_gradient
-    if name == "data.__set__":
-        return _set_data
-    if name == "flex_attention":
-        return flex_attention
-    if name in ("shape", "size", "numel", "nelement"):
-        return shape_of
-    if name in ("stride", "storage_offset"):
-        return layout_of
-    if name == "nbytes":
-        return bytes_of
-    if name == "untyped_storage":
-        return memory_with_type
-    if name == "__len__":
-        return length_of
-    if name in ("requires_grad_", "requires_grad.__set__"):
-        return _leaf
-    if name in LITERALS:
-        return _literal
-    if name == "data":
-        return _memory
-    if name in ("real.__set__", "imag.__set__"):
-        return _unknown  # x.real = y writes a part of x
+    if name in _HANDLERS:
+        return _HANDLERS[name]
     if name in METADATA or name in SOURCES or name.endswith(".__set__"):
         return passed
-    if name in ("numpy", "__array__"):
-        return _array
     if name in READS:
         return _read
     if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         return _unknown  # torch.distributed.gather and scatter are no ops on one tensor
-    if isinstance(func, FunctionType) and _is_composed(func, name):
+    is_python = isinstance(func, FunctionType)
+    if is_python and (name in COMPOSED or func.__module__ == nn.init.__name__):
         return looked_into
     if name in OPS:
-        call = _call_of(func, name, OPS[name], in_place=name == "__setitem__")
+        call = _call_of(func, name, OPS[name], in_place=OPS[name].writes)
         return call if "::" not in name else _custom(func, name, call)
     base = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
     if name.startswith("__i") and name.endswith("__"):
@@ -107,8 +80,8 @@ def _find(func: Any) -> Any:
 def _call_of(func: Any, name: str, op: Op, in_place: bool) -> Call:
     """The op with the overloads of this function, as torch's schemas give them."""
     is_method, overloads = signatures(func, name)
-    names = list(op.slots)
-    if "::" in name and "*" not in op.slots:  # a custom op has names of its own
+    names = list(op.roles)
+    if "::" in name and "*" not in op.roles:  # a custom op has names of its own
         overloads = [
             [(names[k] if k < len(names) else s[0], *s[1:]) for k, s in enumerate(slots)]
             for slots in overloads
@@ -145,10 +118,6 @@ def _custom(func: Any, name: str, call: Call) -> Any:
     return handle
 
 
-def _is_composed(func: FunctionType, name: str) -> bool:
-    return name in COMPOSED or func.__module__ == nn.init.__name__
-
-
 def passed(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A question that reveals no value: the mode answers it without coming here."""
     return func(*args, **kwargs)
@@ -159,7 +128,7 @@ def _leaf(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     known = tags.get(args[0])
     if known is not None and known.fresh is not None and args[0].requires_grad:
-        tags.put(args[0], known.as_leaf())
+        tags.put(args[0], known.with_fresh(LEAF))
     return result
 
 
@@ -303,3 +272,30 @@ def register_op(name: str, like: str) -> None:
         raise ValueError(f"{name!r} is in the table of ops already")
     OPS[name] = replace(OPS[like], name=name)
     KNOWN.clear()
+
+
+# What is neither an op nor a plain question or read.
+_HANDLERS: dict[str, Any] = {
+    **AUTOGRAD,
+    **dict.fromkeys(LITERALS, _literal),
+    "register_hook": register_hook,
+    "grad.__set__": set_gradient,
+    "data": _memory,
+    "data.__set__": _set_data,
+    "requires_grad_": _leaf,
+    "requires_grad.__set__": _leaf,
+    "real.__set__": _unknown,  # x.real = y writes a part of x
+    "imag.__set__": _unknown,
+    "shape": shape_of,
+    "size": shape_of,
+    "numel": shape_of,
+    "nelement": shape_of,
+    "flex_attention": flex_attention,
+    "__len__": length_of,
+    "stride": layout_of,
+    "storage_offset": layout_of,
+    "nbytes": bytes_of,
+    "untyped_storage": memory_with_type,
+    "numpy": _array,
+    "__array__": _array,
+}

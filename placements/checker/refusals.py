@@ -15,6 +15,7 @@ from torch import Tensor
 from placements.checker.call import CallInference, Thing, operands_in, tensors_in
 from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
 from placements.inference.flows.losses import MEAN, mean_fix
+from placements.inference.nested import mapped
 from placements.inference.numbers import numbers_in, shown
 from placements.inference.signature import defaults
 from placements.inference.terms import Operand, Refusal
@@ -134,19 +135,13 @@ class _Trial:
     def _is_taken(self, operands: Sequence[Operand]) -> bool:
         left = iter(operands)
 
-        def empty(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return torch.empty(next(left).shape, dtype=value.dtype, device="meta")
-            if isinstance(value, list | tuple):
-                items = [empty(item) for item in cast(Any, value)]
-                return items if isinstance(value, list) else tuple(items)
-            if isinstance(value, slice):
-                bounds = cast(Any, value)
-                return slice(empty(bounds.start), empty(bounds.stop), empty(bounds.step))
-            return value
+        def empty(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return torch.empty(next(left).shape, dtype=leaf.dtype, device="meta")
 
-        args = [empty(arg) for arg in self._call.args]
-        kwargs = {name: empty(arg) for name, arg in self._call.kwargs.items()}
+        args = [mapped(empty, arg) for arg in self._call.args]
+        kwargs = {name: mapped(empty, arg) for name, arg in self._call.kwargs.items()}
         try:
             with warnings.catch_warnings(action="ignore"):
                 self._func(*args, **kwargs)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import base_of, memory_of, unseen
-from placements.checker.call import Call
+from placements.checker.call import Call, tensors_in
 from placements.runtime import tags
 from placements.runtime.callsite import name_of
 from placements.runtime.describe import described
@@ -88,13 +88,10 @@ def _written_argument(call: str, seen: _Seen) -> PlacementError:
 
 def count_write(value: Any) -> None:
     """Count a write to tensors that a kernel wrote without torch counting it."""
-    if isinstance(value, Tensor):
-        if not value.is_inference():
-            torch.autograd.graph.increment_version(value)
-        tags.count_write(value)
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            count_write(item)
+    for tensor in tensors_in(value):
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+        tags.count_write(tensor)
 
 
 def watched_set(original: Any) -> Any:

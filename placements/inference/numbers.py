@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
+from placements.inference.nested import leaves
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity, join
 from placements.types.index import Cuts
 
@@ -189,35 +190,35 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return lambda self, other: _combined(name, other, self)
 
 
+def _made_of_own(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that makes another number, which is each rank's own."""
+
+    def method(self: Any, *digits: Any) -> Any:
+        return self._changed(change(plain(self), *digits))
+
+    return method
+
+
 class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
     key: tuple[Facts, type, float]  # what stands for the number in keys
 
+    def __new__(cls, value: Any = 0, facts: Facts | None = None) -> Any:
+        # Code that asks a number for its class (`statistics`) calls it with a number alone.
+        kind: Any = int if issubclass(cls, int) else float
+        if facts is None:
+            return kind(value)
+        made = kind.__new__(cls, value)
+        made.facts, made.key = facts, (facts, cls, plain(value))
+        return made
+
     def __neg__(self) -> Any:
         return belonging(-plain(self), replace(self.facts, cuts=()))
 
     def __pos__(self) -> Any:
         return self
-
-    def __abs__(self) -> Any:
-        return self._changed(abs(plain(self)))
-
-    def __invert__(self) -> Any:
-        return self._changed(~plain(self))
-
-    def __round__(self, digits: Any = None) -> Any:
-        return self._changed(round(plain(self), digits))
-
-    def __ceil__(self) -> Any:
-        return self._changed(math.ceil(plain(self)))
-
-    def __floor__(self) -> Any:
-        return self._changed(math.floor(plain(self)))
-
-    def __trunc__(self) -> Any:
-        return self._changed(math.trunc(plain(self)))
 
     def conjugate(self) -> Any:
         return self
@@ -287,23 +288,15 @@ for _name in _OPERATORS:
     setattr(_Belongs, f"__{_bare}__", _forward(_name))
     setattr(_Belongs, f"__r{_bare}__", _reflected(_name))
 
+for _change in (abs, operator.invert, round, math.ceil, math.floor, math.trunc):
+    setattr(_Belongs, f"__{_change.__name__}__", _made_of_own(_change))
 
 for _name in _COMPARISONS:
     setattr(_Belongs, f"__{_name}__", _compared(_name))
 
 
 class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """A whole number that belongs to mesh axes; called as int, it makes a plain one.
-
-    Code that asks a number for its class (`statistics`) calls it with a number alone.
-    """
-
-    def __new__(cls, value: Any = 0, facts: Facts | None = None) -> Any:
-        if facts is None:
-            return int(value)
-        made = super().__new__(cls, value)
-        made.facts, made.key = facts, (facts, cls, plain(value))
-        return made
+    """A whole number that belongs to mesh axes; called as int, it makes a plain one."""
 
     def __index__(self) -> int:
         return self
@@ -321,13 +314,6 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
 class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A number that belongs to mesh axes; called as float, it makes a plain one."""
 
-    def __new__(cls, value: Any = 0.0, facts: Facts | None = None) -> Any:
-        if facts is None:
-            return float(value)
-        made = super().__new__(cls, value)
-        made.facts, made.key = facts, (facts, cls, plain(value))
-        return made
-
     def is_integer(self) -> bool:
         return _tell(self, "is whole", plain(self).is_integer())
 
@@ -342,17 +328,8 @@ RANK_NUMBERS = frozenset({RankInt, RankFloat})
 
 
 def numbers_in(value: Any) -> Iterator[RankNumber]:
-    """Numbers that belong to axes, among arguments, slices and lists included."""
-    if value.__class__ in RANK_NUMBERS:
-        yield value
-    elif isinstance(value, slice):
-        bounds = cast(Any, value)
-        yield from numbers_in((bounds.start, bounds.stop, bounds.step))
-    elif isinstance(value, dict):
-        yield from numbers_in(tuple(cast(Any, value).values()))
-    elif isinstance(value, list | tuple):
-        for item in cast(Any, value):
-            yield from numbers_in(item)
+    """Yield the numbers that belong to axes, among arguments."""
+    return (leaf for leaf in leaves(value) if leaf.__class__ in RANK_NUMBERS)
 
 
 def shown(number: RankNumber) -> str:

@@ -1,4 +1,4 @@
-"""What the table says of one torch op."""
+"""A row of the table of ops, and what it says of one op."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,23 +37,33 @@ SETTINGS = frozenset({"inplace", "requires_grad"})
 
 
 @dataclass(frozen=True)
-class Op:
-    """One torch op: all that is known of it."""
+class Row:
+    """Ops that are alike, and why they are treated as they are."""
 
-    name: str
-    group: str
+    group: str  # the heading on the page of rules
+    names: str
     linearity: Linearity
     flow: Flow
-    slots: Mapping[str, str]  # the name of a slot -> its role
-    other_names: Mapping[str, str]  # another name that a form of the op has for a slot
-    along: str = ""
+    slots: str  # the role of each slot: "value input; dim dim"
+    why: str
+    along: str = ""  # SUM, or why a dim that it works along may not be cut
     takes: str = ""  # "mesh": a factory; "shared": also the axes that share a generator
     forgets: str = ""  # why pieces may become Varying, where they do
     zeros: str = ""  # what it makes of zeros, where its linearity does not say
+    writes: bool = False  # it writes its input, under a name that does not say so
     overwrites: bool = False  # its in-place form replaces every element
     copies: bool = False  # the result has the elements of its input
     reads_floats: bool = False  # its type depends on more of a float than that it is zero
     needs_memory: bool = False  # without memory, or in odd shapes, torch crashes in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op(Row):
+    """One torch op: its row, and its own name."""
+
+    name: str
+    roles: Mapping[str, str]  # the name of a slot -> its role
+    other_names: Mapping[str, str]  # another name that a form of the op has for a slot
 
     def along_label(self, key: str) -> Label:
         return Contract(key) if self.along == SUM else Mixed(self.along)

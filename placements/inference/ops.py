@@ -7,6 +7,8 @@ why it is refused), and what it does to zeros in rows of padding. Ops are found 
 torch name; an in-place form (`add_`) is found by the name of its plain one.
 """
 
+from functools import partial
+
 from placements.inference.flows import (
     elementwise,
     factories,
@@ -19,9 +21,8 @@ from placements.inference.flows import (
     subscripts,
     views,
 )
-from placements.inference.op import SUM, Op, parsed_slots
+from placements.inference.op import SUM, Op, Row, parsed_slots
 from placements.inference.padding import ABSORBS, FLIPS, KEEPS
-from placements.inference.row import Row
 from placements.inference.rules import LINEAR, MULTILINEAR, NO_VALUES, NONLINEAR
 from placements.inference.table import arrangements, elements, matrices, networks
 
@@ -57,6 +58,7 @@ FRESH = "fresh numbers in a tensor's shape or place"
 NUMBER = "one number in every place; in the sizes of a piece it is a piece"
 SIZED = "size size; unread input; dtype dtype"  # new_zeros has an input
 SHAPED = "size size/input; dtype dtype"  # a tensor stands for its shape
+ZEROS, ONES = (partial(factories.full, fill_value=n) for n in (0, 1))
 REDUCED = "value input; dim dim; flag keepdim; dtype dtype"
 
 ROWS: tuple[Row, ...] = (
@@ -130,10 +132,11 @@ ROWS: tuple[Row, ...] = (
         "value input; dtype dtype other",
         "the same values in another dtype; rounding to whole numbers is not linear",
         overwrites=True, copies=True),
-    Row("copies and casts", "int long short char", LINEAR, elementwise.to_whole,
-        "value input",
-        "the same values in another dtype; rounding to whole numbers is not linear",
-        overwrites=True, copies=True),
+    *(Row("copies and casts", names, LINEAR,
+          partial(elementwise.to_whole, holds_rows=holds), "value input",
+          "the same values in another dtype; rounding to whole numbers is not linear",
+          overwrites=True, copies=True)
+      for names, holds in (("int long", True), ("short char", False))),
     Row("copies and casts", "bool byte", NONLINEAR, elementwise.to_bool, "value input",
         "small dtypes wrap, so the cast of a sum is not the sum of the casts",
         overwrites=True, copies=True),
@@ -155,10 +158,11 @@ ROWS: tuple[Row, ...] = (
         "of the elements, whether all or any are true", along=NOT_MAX, forgets=OWN_ANSWER),
     Row("reductions", "nanmean", NONLINEAR, reductions.reduction, REDUCED,
         "not a sum", along=NEEDS_WHOLE),
-    Row("reductions", "var std var_mean std_mean", NONLINEAR, reductions.spread,
+    Row("reductions", "var std var_mean std_mean", NONLINEAR, reductions.reduction,
         "value input; dim dim; flag keepdim unbiased correction",
         "not a sum", along=NEEDS_WHOLE),
-    Row("reductions", "norm linalg_vector_norm linalg_norm", NONLINEAR, reductions.norm,
+    Row("reductions", "norm linalg_vector_norm linalg_norm", NONLINEAR,
+        reductions.reduction,
         "value input; flag p ord; dim dim; flag keepdim; dtype dtype",
         "the norm of a sum is not the sum of norms; sum the squares instead",
         along=NOT_NORM),
@@ -171,7 +175,7 @@ ROWS: tuple[Row, ...] = (
     Row("along a dim", "softmax log_softmax softmin", NONLINEAR, reductions.along,
         "value input; dim dim; dtype dtype",
         "every element depends on all others along the dim", along=NOT_SOFTMAX),
-    Row("along a dim", "normalize", NONLINEAR, reductions.normalize,
+    Row("along a dim", "normalize", NONLINEAR, partial(reductions.along, dim=1),
         "value input; flag p eps; dim dim",
         "every element depends on all others along the dim", along=NEEDS_WHOLE),
     Row("along a dim", "cumsum", LINEAR, reductions.along,
@@ -183,7 +187,7 @@ ROWS: tuple[Row, ...] = (
     Row("along a dim", "cummax cummin", NONLINEAR, reductions.running_choice,
         "value input; dim dim",
         "chooses among the elements so far", along=NOT_RUNNING),
-    Row("along a dim", "flip", LINEAR, reductions.flip, "value input; dim dims",
+    Row("along a dim", "flip", LINEAR, reductions.moved_along, "value input; dim dims",
         "elements change places along the dims",
         along="elements would change places within each piece only"),
     Row("along a dim", "roll", LINEAR, reductions.roll,
@@ -202,7 +206,7 @@ ROWS: tuple[Row, ...] = (
         "the order depends on all values along the dim", forgets=OWN_ORDER),
     Row("along a dim", "msort", NONLINEAR, reductions.sorted_rows, "value input",
         "the order depends on all values along the dim", along=NOT_SORTED),
-    Row("along a dim", "kthvalue", NONLINEAR, reductions.kthvalue,
+    Row("along a dim", "kthvalue", NONLINEAR, partial(reductions.choice, dim=-1),
         "value input; choice k; dim dim; flag keepdim",
         "the order depends on all values along the dim", along=NOT_SORTED),
     Row("counting", "bincount", LINEAR, reductions.bincount,
@@ -299,19 +303,19 @@ ROWS: tuple[Row, ...] = (
         "writes whole rows at the index", along=NOT_SCATTERED),
     Row("scatters", "__setitem__", LINEAR, subscripts.setitem,
         "value input v; subscript k",
-        "the target keeps its type, so the value must have it too"),
+        "the target keeps its type, so the value must have it too", writes=True),
     Row("scatters", "index_put", LINEAR, subscripts.index_put,
         "value input values; subscript indices; flag accumulate",
         "as x[index] = values; sources that are spread over ranks are for index_add"),
     Row("views", "view reshape", LINEAR, reshape.reshape,
         "value input; size size shape; dtype dtype",
         "a flattened inner dim that is cut gets a Folded extent, and back"),
-    Row("views", "view_as reshape_as", LINEAR, reshape.reshape_as,
-        "value input; size other",
+    Row("views", "view_as reshape_as", LINEAR, reshape.reshape,
+        "value input; size size/other",
         "as reshape"),
     Row("views", "flatten", LINEAR, reshape.flatten, "value input; dim start_dim end_dim",
         "as reshape"),
-    Row("views", "ravel", LINEAR, reshape.ravel, "value input",
+    Row("views", "ravel", LINEAR, reshape.flatten, "value input",
         "as reshape"),
     Row("views", "unflatten", LINEAR, reshape.unflatten,
         "value input; dim dim; size sizes",
@@ -321,14 +325,15 @@ ROWS: tuple[Row, ...] = (
     Row("views", "swapaxes swapdims", LINEAR, views.transpose,
         "value input; dim dim0/axis0 dim1/axis1", VIEW),
     Row("views", "t T H", LINEAR, views.reverse_dims, "value input", VIEW),
-    Row("views", "mT mH adjoint", LINEAR, views.swap_last, "value input", VIEW),
+    Row("views", "mT mH adjoint", LINEAR, partial(views.transpose, dim0=-2, dim1=-1),
+        "value input", VIEW),
     Row("views", "movedim moveaxis", LINEAR, views.movedim,
         "value input; dim source destination", VIEW),
     Row("views", "squeeze", LINEAR, views.squeeze, "value input; dim dim", VIEW),
     Row("views", "unsqueeze", LINEAR, views.unsqueeze, "value input; dim dim", VIEW),
     Row("views", "expand broadcast_to", LINEAR, views.expand, "value input; size size",
         "new dims are not cut, unless their size is that of a piece"),
-    Row("views", "expand_as", LINEAR, views.expand_as, "value input; size other",
+    Row("views", "expand_as", LINEAR, views.expand, "value input; size size/other",
         "new dims are cut as those of the other tensor are"),
     Row("views", "repeat tile", LINEAR, views.repeat, "value input; size repeats dims",
         "copies of what is whole; as often as a piece has rows, they are cut so"),
@@ -353,13 +358,13 @@ ROWS: tuple[Row, ...] = (
     Row("views", "pad", LINEAR, views.padded,
         "value input value; choice pad; flag mode",
         "linear if the padding is zero"),
-    Row("factories", "zeros new_zeros", NO_VALUES, factories.zeros, SIZED, NUMBER,
+    Row("factories", "zeros new_zeros", NO_VALUES, ZEROS, SIZED, NUMBER,
         takes="mesh"),
-    Row("factories", "zeros_like", NO_VALUES, factories.zeros, SHAPED, NUMBER,
+    Row("factories", "zeros_like", NO_VALUES, ZEROS, SHAPED, NUMBER,
         takes="mesh"),
-    Row("factories", "ones new_ones", NO_VALUES, factories.ones, SIZED, NUMBER,
+    Row("factories", "ones new_ones", NO_VALUES, ONES, SIZED, NUMBER,
         takes="mesh"),
-    Row("factories", "ones_like", NO_VALUES, factories.ones, SHAPED, NUMBER,
+    Row("factories", "ones_like", NO_VALUES, ONES, SHAPED, NUMBER,
         takes="mesh"),
     Row("factories", "full new_full", NO_VALUES, factories.full,
         f"{SIZED}; value fill_value", NUMBER, takes="mesh"),
@@ -413,12 +418,8 @@ ROWS: tuple[Row, ...] = (
 
 
 def _op(name: str, row: Row) -> Op:
-    slots, others = parsed_slots(row.slots)
-    return Op(
-        name, row.group, row.linearity, row.flow, slots, others, row.along, row.takes,
-        row.forgets, row.zeros, row.overwrites, row.copies, row.reads_floats,
-        row.needs_memory,
-    )  # fmt: skip
+    roles, other_names = parsed_slots(row.slots)
+    return Op(**vars(row), name=name, roles=roles, other_names=other_names)
 
 
 OPS: dict[str, Op] = {name: _op(name, row) for row in ROWS for name in row.names.split()}

@@ -75,10 +75,9 @@ def retyped(
     elif isinstance(dst, Shard):
         dst = _claimed(dst, shape, mesh.sizes[axis], rank, x, axis)
         # What is joined along the inner cuts is a piece of the new one.
-        new_type = make(mesh, {axis: dst, **others}, _index_after(row, x, axis))
-        return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
+        others = {axis: dst, **others}
     new_type = make(mesh, {**others, axis: dst}, _index_after(row, x, axis))
-    return Operand(new_type.with_pads(pads), tuple(shape), x.dtype, x.position)
+    return replace(x, type=new_type.with_pads(pads), shape=tuple(shape))
 
 
 def retyped_on_one_rank(row: Transition, x: Operand, axis: str, new_dim: int) -> TensorType:

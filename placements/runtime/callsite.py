@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,14 +44,21 @@ def user_frame() -> FrameType | None:
     return None
 
 
+def frames() -> Iterator[FrameType]:
+    """Yield the frames of this thread, the innermost first."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def outermost_frame(file: str, functions: Container[str]) -> FrameType | None:
     """Return the outermost frame of one of the functions in a file whose path ends so."""
-    frame, found = inspect.currentframe(), None
-    while frame is not None:
+    found = None
+    for frame in frames():
         code = frame.f_code
         if code.co_name in functions and code.co_filename.endswith(file):
             found = frame
-        frame = frame.f_back
     return found
 
 
@@ -60,25 +67,25 @@ def in_hook_of_user() -> bool:
 
     The backward of a Function is no such hook, and neither is a hook of torch (FSDP).
     """
-    frame, users = inspect.currentframe(), False
-    while frame is not None:
+    users = False
+    for frame in frames():
         name = frame.f_code.co_filename
         if name.endswith(_ENGINE):
             return users
         if name.endswith(_FUNCTION):
             return False
         users = users or not (name.startswith(_LIBRARIES) or name.endswith(_PASSED_OVER))
-        frame = frame.f_back
     return False
 
 
 def locals_in_hook() -> list[object]:
     """Return the values of all locals of the user's frames between here and backward."""
-    frame, found = inspect.currentframe(), list[object]()
-    while frame is not None and not frame.f_code.co_filename.endswith(_ENGINE):
+    found: list[object] = []
+    for frame in frames():
+        if frame.f_code.co_filename.endswith(_ENGINE):
+            break
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
             found.extend(frame.f_locals.values())
-        frame = frame.f_back
     return found
 
 

@@ -1,5 +1,7 @@
 """How a tensor is printed: its name, dtype, shape and type."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from placements.runtime import tags
@@ -24,9 +26,15 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def printed(shape: tuple[int, ...], dtype: str, tensor_type: TensorType | None) -> str:
-    """`f32[6, 8]{dp:S(0), tp:P}`."""
-    text = f"{short_dtype(dtype)}[{', '.join(map(str, shape))}]"
+def printed(
+    shape: tuple[int, ...],
+    dtype: str,
+    tensor_type: TensorType | None,
+    names: Sequence[str] = (),
+) -> str:
+    """`f32[6, 8]{dp:S(0), tp:P}`; with names of dims, `f32[T=6, D=8]{...}`."""
+    sizes = [f"{n}={size}" for n, size in zip(names, shape, strict=False)]
+    text = f"{short_dtype(dtype)}[{', '.join(sizes or map(str, shape))}]"
     if tensor_type is None:
         return f"{text} untyped"
     text += print_types(tensor_type)

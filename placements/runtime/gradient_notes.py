@@ -163,10 +163,12 @@ def note_of(tensor: Tensor) -> Note | None:
     return _note_on(tensor, memory_of(tensor))
 
 
+def _kept_note(tensor: Tensor, memory: Any) -> Note | None:
+    return getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
+
+
 def _note_on(tensor: Tensor, memory: Any) -> Note | None:
-    note = cast(
-        Note | None, getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
-    )
+    note = _kept_note(tensor, memory)
     if note is None:
         read = cast(Read | None, getattr(memory, tags.READ, None))
         if read is None or read.is_untouched(tensor):
@@ -193,10 +195,7 @@ def forget(tensor: Tensor) -> None:
 
 def was_written(tensor: Tensor) -> bool:
     """Return whether a gradient that is noted was written in place since."""
-    memory = memory_of(tensor)
-    note = cast(
-        Note | None, getattr(tensor, tags.NOTE, None) or getattr(memory, tags.NOTE, None)
-    )
+    note = _kept_note(tensor, memory_of(tensor))
     return note is not None and note.version != version_of(tensor)
 
 

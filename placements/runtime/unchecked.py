@@ -22,16 +22,12 @@ def warned_without_a_mesh(block: str, steps: Steps[T]) -> Steps[T]:
         # It is raised while the error of the block, if there is one, is handled.
         failed = leaving.__context__ is not handled
     if not failed and not had_mesh and sets.count == sets_before:
-        _warn(block)
-
-
-def _warn(block: str) -> None:
-    text = (
-        f"{block} checked no placements: no mesh was current in the block. Make one "
-        "current, set_current_mesh({'dp': 2, 'tp': 4}) or a DeviceMesh; a program for one "
-        "device says so with set_current_mesh({})"
-    )
-    warn_user(text, UncheckedWarning)
+        warn_user(
+            f"{block} checked no placements: no mesh was current in the block. Make one "
+            "current, set_current_mesh({'dp': 2, 'tp': 4}) or a DeviceMesh; a program for "
+            "one device says so with set_current_mesh({})",
+            UncheckedWarning,
+        )
 
 
 def warn_user(text: str, category: type[Warning]) -> None:

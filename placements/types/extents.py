@@ -55,9 +55,11 @@ class Extent(ABC):
     def scaled(self, factor: int) -> "Extent":
         """Return the extent of the dim after each row became `factor` rows."""
 
-    @abstractmethod
     def divided(self, factor: int) -> "Extent | None":
         """Return the extent whose `scaled(factor)` this is, if there is one."""
+        if factor == 0 or any(size % factor for size in self.sizes):
+            return None
+        return Ragged(*(size // factor for size in self.sizes)).canonical()
 
     @abstractmethod
     def key(self, ranks: int | None) -> tuple[Any, ...]:
@@ -116,32 +118,35 @@ def check_ranks(extent: Extent, ranks: int) -> None:
         raise ValueError(f"{extent!r} is over {extent.ranks} ranks, not over {ranks}")
 
 
-def check_total(name: str, total: int) -> None:
-    if total < 0:
-        raise ValueError(f"{name}({total}): the number of rows must be at least 0")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Even(Extent):
-    """Equal pieces in rank order; `total` must be a multiple of the ranks."""
+class _OfTotal(Extent):
+    """An extent that the number of all rows, and that of ranks, say."""
 
     rows_in_all: int
     ranks: int | None = None
 
     def __post_init__(self) -> None:
-        check_total("Even", self.rows_in_all)
+        if self.rows_in_all < 0:
+            raise ValueError(f"{self!r}: the number of rows must be at least 0")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rows_in_all})"
+
+    @property
+    def total(self) -> int:
+        return self.rows_in_all
+
+
+class Even(_OfTotal):
+    """Equal pieces in rank order; `total` must be a multiple of the ranks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ranks and self.rows_in_all % self.ranks:
             raise ValueError(
                 f"Even({self.rows_in_all}) does not divide over {self.ranks} ranks; "
                 f"write Padded({self.rows_in_all}) for pieces of unequal length"
             )
-
-    def __repr__(self) -> str:
-        return f"Even({self.rows_in_all})"
-
-    @property
-    def total(self) -> int:
-        return self.rows_in_all
 
     def over(self, ranks: int) -> "Even":
         check_ranks(self, ranks)
@@ -167,34 +172,17 @@ class Even(Extent):
     def scaled(self, factor: int) -> Extent:
         return replace(self, rows_in_all=self.rows_in_all * factor)
 
-    def divided(self, factor: int) -> Extent | None:
-        return _divided_sizes(self, factor)
-
     def key(self, ranks: int | None) -> tuple[Any, ...]:
         if ranks and self.rows_in_all % ranks:
             raise ValueError(f"{self!r} does not divide over {ranks} ranks")
         return ("Even", self.rows_in_all)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Padded(Extent):
+class Padded(_OfTotal):
     """Pieces of `ceil(total / ranks)` rows; the last ones are shorter or empty.
 
     The padding is virtual: no rank holds a pad row.
     """
-
-    rows_in_all: int
-    ranks: int | None = None
-
-    def __post_init__(self) -> None:
-        check_total("Padded", self.rows_in_all)
-
-    def __repr__(self) -> str:
-        return f"Padded({self.rows_in_all})"
-
-    @property
-    def total(self) -> int:
-        return self.rows_in_all
 
     @property
     def stride(self) -> int:
@@ -221,9 +209,6 @@ class Padded(Extent):
 
     def scaled(self, factor: int) -> Extent:
         return Ragged(*(size * factor for size in self.sizes)).canonical()
-
-    def divided(self, factor: int) -> Extent | None:
-        return _divided_sizes(self, factor)
 
     def key(self, ranks: int | None) -> tuple[Any, ...]:
         if ranks and self.rows_in_all % ranks == 0:
@@ -282,9 +267,6 @@ class Ragged(Extent):
     def scaled(self, factor: int) -> Extent:
         return Ragged(*(size * factor for size in self._sizes)).canonical()
 
-    def divided(self, factor: int) -> Extent | None:
-        return _divided_sizes(self, factor)
-
     def key(self, ranks: int | None) -> tuple[Any, ...]:
         count, total = len(self._sizes), self.total
         if total % count == 0 and set(self._sizes) == {total // count}:
@@ -294,38 +276,20 @@ class Ragged(Extent):
         return ("Ragged", self._sizes)
 
 
-def _divided_sizes(extent: Extent, factor: int) -> Extent | None:
-    if factor == 0 or any(size % factor for size in extent.sizes):
-        return None
-    return Ragged(*(size // factor for size in extent.sizes)).canonical()
-
-
 def look_up(table: tuple[int, ...], rank: Tensor) -> Tensor:
     return torch.tensor(table, device=rank.device)[rank]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ZigZag(Extent):
+class ZigZag(_OfTotal):
     """Two equal runs per rank, the r-th from the front and the r-th from the back.
 
     So all ranks have equally many earlier rows to attend to, which balances causal
-    attention.
-    `total` must be a multiple of twice the ranks.
+    attention. `total` must be a multiple of twice the ranks.
     """
 
-    rows_in_all: int
-    ranks: int | None = None
-
     def __post_init__(self) -> None:
-        check_total("ZigZag", self.rows_in_all)
+        super().__post_init__()
         self.key(self.ranks)
-
-    def __repr__(self) -> str:
-        return f"ZigZag({self.rows_in_all})"
-
-    @property
-    def total(self) -> int:
-        return self.rows_in_all
 
     @property
     def run(self) -> int:

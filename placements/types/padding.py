@@ -91,7 +91,8 @@ def print_pads(pads: Sequence[Pads]) -> str:
     return "".join(f", {one}" for one in pads)
 
 
-Groups = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+# Dims of an old shape, and the dims of the new one that they become together.
+Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def regrouped(

@@ -165,10 +165,6 @@ class TensorType(Mapping[str, AxisType]):
             return self
         return TensorType(self.mesh, self.types, self.orders, self.index, self.fresh, pads)
 
-    def as_leaf(self) -> "TensorType":
-        """Return the type of a new leaf: open to declaration, but no constant."""
-        return TensorType(self.mesh, self.types, self.orders, self.index, LEAF, self.pads)
-
     def with_fresh(self, fresh: str | None) -> "TensorType":
         if fresh == self.fresh:
             return self
@@ -176,9 +172,7 @@ class TensorType(Mapping[str, AxisType]):
 
     def written(self) -> "TensorType":
         """Return the type of a tensor that is no longer fresh."""
-        if self.fresh is None:
-            return self
-        return TensorType(self.mesh, self.types, self.orders, self.index, pads=self.pads)
+        return self.with_fresh(None)
 
     def dual(self) -> "TensorType":
         """Return the type of the gradient."""

@@ -1,12 +1,9 @@
 """Types as text: print them, and parse what was printed."""
 
 import ast
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from placements.types.axis import BY_LETTER, WORDS, AxisType, Shard, print_types
+from placements.types.axis import BY_LETTER, WORDS, AxisType, Shard
 from placements.types.errors import ArgumentError
 from placements.types.extents import Even, Extent, Folded, Padded, Ragged, ZigZag
 
@@ -74,53 +71,3 @@ def _extent_of(node: ast.expr) -> Extent:
 def print_word(t: AxisType) -> str:
     """`Replicate`, or `S(0)`: a type in a sentence."""
     return repr(t) if isinstance(t, Shard) else WORDS[t.letter]
-
-
-@dataclass(frozen=True)
-class Described:
-    """A tensor as it is printed: `f32[T=6, D=8]{dp:S(0), tp:P}`."""
-
-    dtype: str
-    sizes: tuple[int, ...]
-    names: tuple[str | None, ...]
-    types: Mapping[str, AxisType]
-
-    def __str__(self) -> str:
-        dims = ", ".join(
-            f"{name}={size}" if name else str(size)
-            for name, size in zip(self.names, self.sizes, strict=True)
-        )
-        return f"{self.dtype}[{dims}]{print_types(self.types)}"
-
-
-_DESCRIBED = re.compile(r"\s*(\w+)\s*\[([^\]]*)\]\s*(\{.*\})\s*")
-
-
-def parse_described(text: str) -> Described:
-    """Parse what was printed: `f32[T=6, D=8]{dp:S(0), tp:P}`."""
-    match = _DESCRIBED.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not of the form f32[T=6, D=8]{{dp:S(0), tp:P}}")
-    dtype, dims, types = match.groups()
-    names: list[str | None] = []
-    sizes: list[int] = []
-    for dim in filter(None, (part.strip() for part in dims.split(","))):
-        name, _, size = dim.rpartition("=")
-        names.append(name or None)
-        sizes.append(int(size))
-    return Described(dtype, tuple(sizes), tuple(names), parse_types(types))
-
-
-def parse_types(text: str) -> dict[str, AxisType]:
-    """`{dp:S(0), tp:P}`, as printed (which is the syntax of a Python dict)."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        tree = None
-    if not isinstance(tree, ast.Dict):
-        raise ValueError(f"{text!r} is not of the form {{dp:S(0), tp:P}}")
-    return {
-        ast.unparse(axis): parse_axis_type(ast.unparse(t))
-        for axis, t in zip(tree.keys, tree.values, strict=True)
-        if axis is not None
-    }

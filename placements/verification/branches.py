@@ -13,7 +13,7 @@ from placements.verification.logs import (
     Log,
     Positions,
     Question,
-    placed_entries,
+    entries_along,
     program_order,
 )
 
@@ -44,27 +44,16 @@ def partings(logs: Mapping[int, Log], at: Positions) -> list[Parting]:
 
 
 def _partings(logs: Mapping[int, Log], at: Positions) -> Iterator[Parting]:
-    questions, meshes = placed_entries(logs, at, Question)
-    for mesh in meshes:
-        for axis, size in mesh.sizes:
-            for group in mesh.groups(axis) if size > 1 else ():
-                by_key: dict[Any, dict[int, tuple[int, Question]]] = {}
-                for rank in (rank for rank in group if rank in logs):
-                    for position, asked in questions[rank]:
-                        if asked.mesh == mesh:
-                            key = asked.found, asked.call
-                            by_key.setdefault(key, {})[rank] = position, asked
-                yield from _along(axis, by_key)
-
-
-def _along(
-    axis: str, by_key: Mapping[Any, Mapping[int, tuple[int, Question]]]
-) -> Iterator[Parting]:
-    for placed in by_key.values():
-        answers = {rank: asked.answer for rank, (_, asked) in placed.items()}
-        if len(set(answers.values())) > 1:
-            position, asked = next(iter(placed.values()))
-            yield Parting(position, axis, asked.where, parted(asked.found, answers))
+    for axis, questions in entries_along(logs, at, Question):
+        by_key: dict[Any, dict[int, tuple[int, Question]]] = {}
+        for rank, placed in questions.items():
+            for position, asked in placed:
+                by_key.setdefault((asked.found, asked.call), {})[rank] = position, asked
+        for alike in by_key.values():
+            answers = {rank: asked.answer for rank, (_, asked) in alike.items()}
+            if len(set(answers.values())) > 1:
+                position, asked = next(iter(alike.values()))
+                yield Parting(position, axis, asked.where, parted(asked.found, answers))
 
 
 def before(parted_at: list[Parting], position: int, axis: str | None) -> str:

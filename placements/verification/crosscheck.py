@@ -23,7 +23,7 @@ from placements.verification.logs import (
     Log,
     Positions,
     contradiction,
-    placed_entries,
+    entries_along,
     program_order,
 )
 from placements.verification.random_state import draw_lies
@@ -50,21 +50,13 @@ def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
 
 
 def _lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
-    events, meshes = placed_entries(logs, at, Event)
-    for mesh in meshes:
-        for axis, size in mesh.sizes:
-            for group in mesh.groups(axis) if size > 1 else ():
-                ranks = [rank for rank in group if rank in logs]
-                numbered = {
-                    rank: [
-                        (position, event)
-                        for position, event in events[rank]
-                        if event.mesh == mesh and axis in event.claims
-                    ]
-                    for rank in ranks
-                }
-                yield from _collectives(axis, numbered)
-                yield from _crossings(axis, numbered)
+    for axis, events in entries_along(logs, at, Event):
+        numbered = {
+            rank: [one for one in found if axis in one[1].claims]
+            for rank, found in events.items()
+        }
+        yield from _collectives(axis, numbered)
+        yield from _crossings(axis, numbered)
 
 
 Numbered = Mapping[int, Sequence[tuple[int, Event]]]

@@ -4,7 +4,7 @@ Everything here is plain data that is equal on ranks that saw the same.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple, TypeVar, Unpack
@@ -185,10 +185,13 @@ def program_order(logs: Mapping[int, Log]) -> Positions:
 T = TypeVar("T", Event, RandomDraw, Question)
 
 
-def placed_entries(
+def entries_along(
     logs: Mapping[int, Log], at: Positions, kind: type[T]
-) -> tuple[dict[int, list[tuple[int, T]]], list[MeshKey]]:
-    """By rank its entries of one kind, each with its place; and the meshes they are on."""
+) -> Iterator[tuple[str, dict[int, list[tuple[int, T]]]]]:
+    """Yield each axis with ranks along it, and their entries of one kind on its mesh.
+
+    The entries are by rank, each with its place in the order of the program.
+    """
     placed = {
         rank: [
             (position, entry)
@@ -198,7 +201,17 @@ def placed_entries(
         for rank, log in logs.items()
     }
     meshes = dict.fromkeys(entry.mesh for found in placed.values() for _, entry in found)
-    return placed, list(meshes)
+    for mesh in meshes:
+        for axis, size in mesh.sizes:
+            for group in mesh.groups(axis) if size > 1 else ():
+                ranks = [rank for rank in group if rank in logs]
+                yield (
+                    axis,
+                    {
+                        rank: [one for one in placed[rank] if one[1].mesh == mesh]
+                        for rank in ranks
+                    },
+                )
 
 
 def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:

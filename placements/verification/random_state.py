@@ -15,7 +15,7 @@ from placements.verification.logs import (
     Positions,
     RandomDraw,
     contradiction,
-    placed_entries,
+    entries_along,
 )
 
 # A draw, and its place in the order of the program.
@@ -24,20 +24,16 @@ _Placed = tuple[int, RandomDraw]
 
 def draw_lies(logs: Mapping[int, Log], at: Positions) -> Iterator[Lie]:
     """Yield the draws whose generators are not in the states that the program claims."""
-    draws, meshes = placed_entries(logs, at, RandomDraw)
-    for mesh in meshes:
-        for axis, size in mesh.sizes:
-            for group in mesh.groups(axis) if size > 1 else ():
-                found = {
-                    rank: {
-                        (draw.where, draw.call): (position, draw)
-                        for position, draw in draws[rank]
-                        if draw.mesh == mesh and axis in draw.letters
-                    }
-                    for rank in group
-                    if rank in logs
-                }
-                yield from _along(axis, found)
+    for axis, draws in entries_along(logs, at, RandomDraw):
+        found = {
+            rank: {
+                (draw.where, draw.call): (position, draw)
+                for position, draw in placed
+                if axis in draw.letters
+            }
+            for rank, placed in draws.items()
+        }
+        yield from _along(axis, found)
 
 
 def _along(

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from placements.testing import strategies
 from placements.testing.laws.round_trips import (
-    check_described,
     check_joined,
     check_printed,
     check_rows,
@@ -15,7 +14,6 @@ from placements.testing.laws.round_trips import (
 from placements.testing.strategies import PlacedTensor
 from placements.types.axis import AxisType, Shard
 from placements.types.mesh import Mesh
-from placements.types.text import Described
 
 # Totals of up to 9 rows, and some that twice the ranks often divide: ZigZag.
 totals = st.one_of(st.integers(0, 9), st.sampled_from([8, 12, 16, 24]))
@@ -41,15 +39,6 @@ def test_division_undoes_scaling(extent, factor: int) -> None:
 )
 def test_types_read_as_they_print(t: AxisType) -> None:
     check_printed(t)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, "T", "D"])), max_size=3),
-    st.dictionaries(st.sampled_from(["dp", "tp"]), strategies.axis_types(ndim=2)),
-)
-def test_descriptions_read_as_they_print(dims, types) -> None:
-    sizes, names = tuple(s for s, _ in dims), tuple(n for _, n in dims)
-    check_described(Described("f32", sizes, names, types))
 
 
 @given(

@@ -37,10 +37,10 @@ OTHER_ROLES: dict[str, tuple[str, ...]] = {
 
 def _other_role(row: Row, slot: str, role: str, p: Patches) -> None:
     for name in row.names.split():
-        slots = {**OPS[name].slots, slot: role}
+        roles = {**OPS[name].roles, slot: role}
         if role == LEFT_OUT:
-            del slots[slot]
-        p.item(OPS, name, replace(OPS[name], slots=slots))
+            del roles[slot]
+        p.item(OPS, name, replace(OPS[name], roles=roles))
 
 
 def names_of(slot: str, others: Mapping[str, str]) -> list[str]:

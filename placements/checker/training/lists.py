@@ -7,14 +7,14 @@ for each parameter: what it reads and writes of one parameter must have one type
 All elements are judged before anything is written, so that a refused call changes nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from torch import Tensor
 
 from placements._torch import NO_DEFAULT, SlotData, element_slots
-from placements.checker.call import Call
+from placements.checker.call import Call, tensors_in
 from placements.inference.ops import OPS
 from placements.runtime import tags
 from placements.runtime.callsite import located
@@ -119,7 +119,7 @@ def _one_step(name: str, slots: Sequence[str]) -> Handler:
     def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         bound = dict(zip(slots, args, strict=False)) | kwargs
         for slot in NUMBERS:
-            for number in _tensors(bound.get(slot)):
+            for number in tensors_in(bound.get(slot)):
                 _check_equal(name, slot, number)
         lists = [bound[slot] for slot in slots if slot not in NUMBERS and bound.get(slot)]
         calls: list[tuple[Tensor, Arguments]] = []
@@ -143,12 +143,6 @@ def _one_step(name: str, slots: Sequence[str]) -> Handler:
 def _is_empty(tensor: Tensor) -> bool:
     known = tags.get(tensor)
     return known is not None and known.fresh == EMPTY
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    for item in cast(Any, value) if isinstance(value, list | tuple) else (value,):
-        if isinstance(item, Tensor):
-            yield item
 
 
 def _check_equal(name: str, slot: str, number: Tensor) -> None:

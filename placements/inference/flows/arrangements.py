@@ -14,10 +14,9 @@ from placements.inference.flows.broadcast import (
 )
 from placements.inference.flows.elementwise import linearity_to
 from placements.inference.flows.indexing import index_of_written
-from placements.inference.flows.reductions import along, moved_along
 from placements.inference.flows.reshape import flatten
 from placements.inference.flows.subscripts import getitem
-from placements.inference.flows.views import moved, pieces
+from placements.inference.flows.views import common_index, moved, pieces
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
@@ -49,9 +48,7 @@ def _stacked(
         few = places[operand.ndim] if operand.ndim < len(places) else range(operand.ndim)
         labels: list[Label] = [Mixed(JOINED) if d == dim else d for d in few]
         terms.append(Term(operand, tuple(labels)))
-    found = {term.operand.type.index for term in terms}
-    index = found.pop() if len(found) == 1 else None
-    return combine(op.linearity, terms, index=index)
+    return combine(op.linearity, terms, index=common_index(tensors))
 
 
 def hstack(op: Op, tensors: Any) -> TensorType:
@@ -75,9 +72,8 @@ def column_stack(op: Op, tensors: Any) -> TensorType:
     return _stacked(op, tensors, 1, ((), (0,)))
 
 
-def at_least(op: Op, tensors: Any) -> Any:
+def at_least(op: Op, tensors: Any, *, dims: int) -> Any:
     """atleast_1d, atleast_2d, atleast_3d: dims of one row are added."""
-    dims = int(op.name.removeprefix("atleast_")[0])
     places = ((), (dims - 1 if dims < 3 else 1,), (0, 1))
     found = [
         moved(op, x, places[x.ndim] if x.ndim < dims else range(x.ndim))
@@ -172,10 +168,9 @@ def kron(op: Op, input: Operand, other: Operand) -> TensorType:
     return found
 
 
-def parts_along(op: Op, input: Operand, **parts: Any) -> list[TensorType]:
-    """hsplit, vsplit, dsplit: parts of a dim that the name says."""
-    dim = {"hsplit": 1 if input.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[op.name]
-    return pieces(op, input, dim, **parts)
+def parts_along(op: Op, input: Operand, *, dim: int, **parts: Any) -> list[TensorType]:
+    """hsplit, vsplit, dsplit: parts of one dim; a vector has only that one."""
+    return pieces(op, input, dim if input.ndim > 1 else 0, **parts)
 
 
 def difference(
@@ -195,11 +190,6 @@ def difference(
     return combine(linearity, [Term(x, labels) for x in every], index=index)
 
 
-def halves(op: Op, input: Operand, dim: int = -1) -> TensorType:
-    """glu: the first half of a dim, gated by the second."""
-    return along(op, input, dim).with_index(None)
-
-
 def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType:
     """rot90: one of two dims is turned around, and they change places."""
     first, second = dims_of(dims, input.ndim)
@@ -211,11 +201,6 @@ def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType
         if quarters in around:
             labels[dim] = Mixed(op.along)
     return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
-
-
-def mirrored(op: Op, input: Operand) -> TensorType:
-    """flipud: the rows of dim 0; fliplr: those of dim 1."""
-    return moved_along(op, input, {"flipud": 0, "fliplr": 1}[op.name])
 
 
 def bucketed(op: Op, input: Any, boundaries: Operand, **settings: Any) -> TensorType:

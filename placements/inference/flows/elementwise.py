@@ -185,22 +185,20 @@ def masked_fill(op: Op, input: Operand, mask: Operand, value: Any) -> TensorType
 _WHOLE = ("int", "uint", "bool", "long", "short", "char", "byte")
 
 
-def _is_whole(dtype: object) -> bool:
-    """Whether a dtype holds whole numbers; `torch.LongTensor` stands for one, too."""
-    text = str(dtype).rpartition(".")[2].strip("'>").lower()
-    return text.startswith(_WHOLE)
+def _word(dtype: object) -> str:
+    """`int64` for torch.int64, and `long` for torch.LongTensor, which stands for it."""
+    return str(dtype).rpartition(".")[2].strip("'>").lower().removesuffix("tensor")
 
 
 def rounded(input: Operand, dtype: object) -> bool:
     """Whether each element is rounded on the way to a dtype: a sum would not be."""
-    return input.can_have_gradient and _is_whole(dtype)
+    return input.can_have_gradient and _word(dtype).startswith(_WHOLE)
 
 
 def _wraps(input: Operand, dtype: object) -> bool:
     """Whether a dtype is so small that a sum of casts is not the cast of the sum."""
-    text = str(dtype).rpartition(".")[2].strip("'>").lower()
-    small = text.startswith(("bool", "uint8", "byte"))
-    return small and text.removesuffix("tensor") != input.dtype
+    is_small = _word(dtype).startswith(("bool", "uint8", "byte"))
+    return is_small and _word(dtype) != input.dtype
 
 
 # What holds the number of any row as it is.
@@ -209,8 +207,7 @@ _HOLDS_ROWS = ("int64", "int32", "float64", "long", "int", "double")
 
 def _holds_rows(dtype: object) -> bool:
     """Whether a cast to a dtype (None: to the same one) leaves an index as it is."""
-    text = str(dtype).rpartition(".")[2].strip("'>").lower().removesuffix("tensor")
-    return dtype is None or text in _HOLDS_ROWS
+    return dtype is None or _word(dtype) in _HOLDS_ROWS
 
 
 def linearity_to(op: Op, input: Operand, dtype: object) -> Linearity:
@@ -225,11 +222,11 @@ def to_dtype(op: Op, input: Operand, dtype: Any = None, other: Any = None) -> Te
     return _cast(linearity, input, rounds, holds_rows=_holds_rows(target))
 
 
-def to_whole(op: Op, input: Operand) -> TensorType:
-    """long and its kin: a value is rounded on the way."""
+def to_whole(op: Op, input: Operand, *, holds_rows: bool) -> TensorType:
+    """long and its kin: a value is rounded; small dtypes cannot number all rows."""
     rounds = input.can_have_gradient
     linearity = NONLINEAR if rounds else op.linearity
-    return _cast(linearity, input, rounds, holds_rows=_holds_rows(op.name))
+    return _cast(linearity, input, rounds, holds_rows=holds_rows)
 
 
 def to_bool(op: Op, input: Operand) -> TensorType:

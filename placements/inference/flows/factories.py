@@ -17,40 +17,24 @@ from placements.types.mesh import Mesh
 from placements.types.tensor import EMPTY, FILLED, MADE, ZERO, TensorType, make
 
 
-def zeros(op: Op, mesh: Mesh, size: Any, dtype: Any = None) -> TensorType:
-    return _filled(mesh, size, 0)
-
-
-def ones(op: Op, mesh: Mesh, size: Any, dtype: Any = None) -> TensorType:
-    return _filled(mesh, size, 1)
-
-
-def full(
-    op: Op,
-    mesh: Mesh,
-    size: Any,
-    fill_value: Any,
-    dtype: Any = None,
-) -> TensorType:
-    return _filled(mesh, size, fill_value)
-
-
-def _filled(mesh: Mesh, size: Any, value: Any) -> TensorType:
+def full(op: Op, mesh: Mesh, size: Any, fill_value: Any, dtype: Any = None) -> TensorType:
     """One number in every place of a tensor of these sizes."""
-    if isinstance(value, Operand) and value.dtype != NUMBER:
+    if isinstance(fill_value, Operand) and fill_value.dtype != NUMBER:
         raise Refusal(
             "a factory that takes its number from a tensor makes what that tensor is; "
             "expand the tensor instead",
-            operand=value,
+            operand=fill_value,
             expected="a Python number",
         )
-    fill = ZERO if is_number(value) and value == 0 else FILLED
+    fill = ZERO if is_number(fill_value) and fill_value == 0 else FILLED
     sizes = sizes_of(size)
     made = type_of_sizes(mesh, sizes, fill)
-    if isinstance(value, Operand):
+    if isinstance(fill_value, Operand):
         shape = Operand(made, tuple(n.rows for n in sizes), "bool", NO_ARGUMENT)
         every = tuple(range(len(sizes)))
-        made = combine(MULTILINEAR, [Term(value, ()), Term(shape, every, is_control=True)])
+        made = combine(
+            MULTILINEAR, [Term(fill_value, ()), Term(shape, every, is_control=True)]
+        )
     if isinstance(size, Operand):
         made = made.with_pads(padding.in_shape_of(size, 0 if fill == ZERO else None))
     return made

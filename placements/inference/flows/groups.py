@@ -5,10 +5,7 @@ from collections.abc import Callable, Sequence
 
 from placements.inference.sizes import Size
 from placements.inference.terms import Operand
-from placements.types.padding import Pads, regrouped
-
-# Dims of the old shape, and the dims of the new one that they become together.
-Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
+from placements.types.padding import Groups, Pads, regrouped
 
 
 def view_of_pads(

@@ -203,7 +203,6 @@ def embedding(
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
-    sparse: bool = False,
 ) -> TensorType:
     """Rows of `weight` for every id."""
     axes = addressed_axes(input, weight, 0)

@@ -37,12 +37,18 @@ def normalised(
     first = input.ndim - len(sizes_of(normalized_shape))
     labels = [d if d < first else Mixed(NORMALISED) for d in range(input.ndim)]
     result = combine(op.linearity, [Term(input, tuple(labels))])
+    return scaled(result, input, weight, bias, Mixed(NORMALISED))
+
+
+def scaled(
+    result: TensorType, input: Operand, weight: Any, bias: Any, label: Label
+) -> TensorType:
+    """A norm of the input, then a factor and a term whose dims have that label."""
     every = tuple(range(input.ndim))
     for extra, linearity in ((weight, MULTILINEAR), (bias, LINEAR)):
         if isinstance(extra, Operand):
             whole = Term(inner_value(result, input.shape, input), every)
-            extra_labels = (Mixed(NORMALISED),) * extra.ndim
-            result = combine(linearity, [whole, Term(extra, extra_labels)])
+            result = combine(linearity, [whole, Term(extra, (label,) * extra.ndim)])
     return result
 
 

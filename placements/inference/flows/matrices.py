@@ -1,6 +1,7 @@
 """Flows of matrices: linear algebra of the last two dims, diagonals, products of all."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from placements.inference.combine import combine
@@ -11,7 +12,6 @@ from placements.inference.flows.broadcast import (
     terms_of,
 )
 from placements.inference.flows.products import inner_value, matmul, plus
-from placements.inference.flows.reductions import reduction
 from placements.inference.flows.views import moved
 from placements.inference.op import Op
 from placements.inference.rules import MULTILINEAR
@@ -37,7 +37,7 @@ def solved(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorTyp
     """solve: non-linear in the matrices, linear in the right sides."""
     if other.ndim < 2 or input.ndim < 2 or other.ndim == input.ndim - 1:
         raise Refusal("right sides are known as matrices (..., N, K)", operand=other)
-    heads = [Operand(x.type, x.shape[:-2], x.dtype, x.position) for x in (input, other)]
+    heads = [replace(x, shape=x.shape[:-2]) for x in (input, other)]
     left, right = broadcast(heads)
     lead = max(len(left), len(right))
     inverse = combine(op.linearity, [Term(input, _lead(input))])
@@ -49,17 +49,6 @@ def solved(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorTyp
             Term(other, (*right, mixed, lead + 1)),
         ],
     )
-
-
-def matrix_norm(
-    op: Op,
-    input: Operand,
-    ord: Any = "fro",
-    dim: Any = (-2, -1),
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> TensorType:
-    return reduction(op, input, dim, keepdim, dtype)
 
 
 def multi_dot(op: Op, tensors: Any) -> TensorType:
@@ -82,13 +71,6 @@ def diagonal(
         Mixed(DIAGONAL) if d in taken else left.index(d) for d in range(input.ndim)
     ]
     return moved(op, input, labels)
-
-
-def diagonal_of_last(
-    op: Op, input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> TensorType:
-    """linalg.diagonal: of the last two dims if none are named."""
-    return diagonal(op, input, offset, dim1, dim2)
 
 
 def diagonal_embedded(
@@ -156,24 +138,12 @@ def bilinear(
     return plus(combine(op.linearity, terms), shape, bias)
 
 
-def vectors(op: Op, input: Operand, other: Operand, dim: int = -1) -> TensorType:
-    """linalg.cross: of vectors along a dim, the last one if it is not named."""
-    (along,) = dims_of(dim, max(input.ndim, other.ndim))
-    return combine(op.linearity, _but_along(op, [input, other], along, keepdim=True))
-
-
 def cross(op: Op, input: Operand, other: Operand, dim: Any = None) -> TensorType:
-    """torch.cross: if no dim is named, the first one of three rows in all."""
+    """Of vectors along a dim; if none is named, the first one of three rows in all."""
     if dim is None:
         return every_dim(op, input, other=other)
-    return vectors(op, input, other, dim)
-
-
-def cosine(
-    op: Op, input: Operand, other: Operand, dim: int = 1, eps: Any = None
-) -> TensorType:
-    """cosine_similarity: along dim 1 if none is named."""
-    return compared(op, input, other, dim)
+    (along,) = dims_of(dim, max(input.ndim, other.ndim))
+    return combine(op.linearity, _but_along(op, [input, other], along, keepdim=True))
 
 
 def compared(
@@ -184,14 +154,14 @@ def compared(
     keepdim: bool = False,
     **settings: Any,
 ) -> TensorType:
-    """vecdot, pairwise_distance: of vectors along a dim, which is reduced away."""
+    """vecdot, distances: of vectors along a dim, which is reduced away."""
     (along,) = dims_of(dim, max(input.ndim, other.ndim))
     return combine(op.linearity, _but_along(op, [input, other], along, keepdim))
 
 
 def distances(op: Op, input: Operand, other: Operand, **settings: Any) -> TensorType:
     """cdist: (..., P, M) and (..., R, M) -> (..., P, R)."""
-    heads = [Operand(x.type, x.shape[:-2], x.dtype, x.position) for x in (input, other)]
+    heads = [replace(x, shape=x.shape[:-2]) for x in (input, other)]
     left, right = broadcast(heads)
     lead = max(len(left), len(right))
     mixed = Mixed(MATRIX)

@@ -1,10 +1,9 @@
 """Flows of norms over other dims than the last: of batches, groups and instances."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from placements.inference.combine import combine
-from placements.inference.flows.losses import NORMALISED
+from placements.inference.flows.losses import NORMALISED, scaled
 from placements.inference.flows.products import inner_value
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, MULTILINEAR
@@ -22,45 +21,32 @@ RUNNING = (
 )
 
 
-def batch_norm(
+def with_statistics(
     op: Op,
     input: Operand,
     running_mean: Any = None,
     running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
-    training: bool = False,
+    *,
+    training: bool,
+    kept: int,
     **settings: Any,
 ) -> TensorType:
-    """Statistics of every channel over the batch, or given ones; channels are dim 1."""
-    running = [x for x in (running_mean, running_var) if isinstance(x, Operand)]
+    """batch_norm, instance_norm: statistics of every channel, which is in dim 1, or given.
+
+    They are taken over all dims but the `kept` ones: the channels, or samples and channels.
+    """
     if not training:
         return _with_given(input, running_mean, running_var, weight, bias)
-    labels = _channels_kept(input, Mixed(OF_BATCH))
-    _check_running(op, input, running, labels)
-    kept = [Mixed(OF_BATCH) if d != 1 else d for d in range(input.ndim)]
-    result = combine(op.linearity, [Term(input, tuple(kept))])
-    return _scaled(result, input, weight, bias, 1)
-
-
-def instance_norm(
-    op: Op,
-    input: Operand,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    use_input_stats: bool = True,
-    **settings: Any,
-) -> TensorType:
-    """Statistics of every channel of every sample, over the dims after the channels."""
-    running = [x for x in (running_mean, running_var) if isinstance(x, Operand)]
-    if not use_input_stats:
-        return _with_given(input, running_mean, running_var, weight, bias)
-    _check_running(op, input, running, _channels_kept(input, Mixed(OF_BATCH)))
-    labels = [d if d < 2 else Mixed(NORMALISED) for d in range(input.ndim)]
+    of_channels = tuple(0 if d == 1 else Mixed(OF_BATCH) for d in range(input.ndim))
+    for old in (running_mean, running_var):
+        if isinstance(old, Operand):
+            _check_running(op, input, old, of_channels)
+    label = Mixed(OF_BATCH) if kept == 1 else Mixed(NORMALISED)
+    labels = [d if 2 - kept <= d < 2 else label for d in range(input.ndim)]
     result = combine(op.linearity, [Term(input, tuple(labels))])
-    return _scaled(result, input, weight, bias, 1)
+    return scaled(result, input, weight, bias, 1)
 
 
 def group_norm(
@@ -69,12 +55,7 @@ def group_norm(
     """Statistics of every group of channels of every sample."""
     labels = [d if d < 1 else Mixed(NORMALISED) for d in range(input.ndim)]
     result = combine(op.linearity, [Term(input, tuple(labels))])
-    return _scaled(result, input, weight, bias, Mixed(NORMALISED))
-
-
-def _channels_kept(input: Operand, other: Label) -> tuple[Label, ...]:
-    """Labels of a result that has one number for each channel."""
-    return tuple(0 if d == 1 else other for d in range(input.ndim))
+    return scaled(result, input, weight, bias, Mixed(NORMALISED))
 
 
 def _with_given(input: Operand, mean: Any, var: Any, weight: Any, bias: Any) -> TensorType:
@@ -82,33 +63,20 @@ def _with_given(input: Operand, mean: Any, var: Any, weight: Any, bias: Any) -> 
     terms = [Term(input, tuple(range(input.ndim)))]
     terms += [Term(x, (1,)) for x in (mean,) if isinstance(x, Operand)]
     terms += [Term(x, (1,), is_control=True) for x in (var,) if isinstance(x, Operand)]
-    return _scaled(combine(LINEAR, terms), input, weight, bias, 1)
-
-
-def _scaled(
-    result: TensorType, input: Operand, weight: Any, bias: Any, channel: Label
-) -> TensorType:
-    """A norm, then a factor and a term for each channel."""
-    every = tuple(range(input.ndim))
-    for extra, linearity in ((weight, MULTILINEAR), (bias, LINEAR)):
-        if isinstance(extra, Operand):
-            whole = Term(inner_value(result, input.shape, input), every)
-            result = combine(linearity, [whole, Term(extra, (channel,))])
-    return result
+    return scaled(combine(LINEAR, terms), input, weight, bias, 1)
 
 
 def _check_running(
-    op: Op, input: Operand, running: Sequence[Operand], labels: tuple[Label, ...]
+    op: Op, input: Operand, old: Operand, of_channels: tuple[Label, ...]
 ) -> None:
-    """Running statistics are written, so they must be of the type of the new ones."""
-    for old in running:
-        new = combine(op.linearity, [Term(input, labels)])
-        mean = combine(
-            LINEAR, [Term(old, (0,)), Term(inner_value(new, old.shape, input), (0,))]
-        )
-        if mean.types != old.type.types:
-            axis = next((a for a in mean if mean[a] != old.type[a]), None)
-            raise Refusal(RUNNING, axis, old, repr(mean[axis]) if axis else repr(mean))
+    """Refuse running statistics, which are written, of another type than the new ones."""
+    new = combine(op.linearity, [Term(input, of_channels)])
+    mean = combine(
+        LINEAR, [Term(old, (0,)), Term(inner_value(new, old.shape, input), (0,))]
+    )
+    if mean.types != old.type.types:
+        axis = next((a for a in mean if mean[a] != old.type[a]), None)
+        raise Refusal(RUNNING, axis, old, repr(mean[axis]) if axis else repr(mean))
 
 
 _NORM_OF_ALL = "the norm needs all numbers of a row, and this rank holds a piece of them"

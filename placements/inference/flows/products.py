@@ -50,7 +50,7 @@ def matmul(op: Op, input: Operand, other: Operand) -> TensorType:
     batches = [o for o in (input, other) if o.ndim > 2]
     prefixes: dict[int, tuple[Label, ...]] = {}
     if batches:
-        heads = [Operand(o.type, o.shape[:-2], o.dtype, o.position) for o in batches]
+        heads = [replace(o, shape=o.shape[:-2]) for o in batches]
         for operand, labels in zip(batches, broadcast(heads), strict=True):
             shift = lead - max(h.ndim for h in heads)
             prefixes[id(operand)] = tuple(

@@ -58,21 +58,6 @@ def dropout(
     return masked(input, shared).with_pads(padding.times_mask(input))
 
 
-def drops(
-    op: Op,
-    input: Operand,
-    training: bool = False,
-    *,
-    shared: frozenset[str],
-    **settings: Any,
-) -> TensorType:
-    """alpha_dropout, rrelu: elementwise; in training with numbers that are drawn."""
-    if not training:
-        return combine(op.linearity, [Term(input, tuple(range(input.ndim)))])
-    _refuse_sums(input)
-    return masked(input, shared)
-
-
 def drops_channels(
     op: Op,
     input: Operand,

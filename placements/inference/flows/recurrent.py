@@ -19,8 +19,6 @@ FEATURES = "every gate needs all features, and this rank holds a piece of them"
 LAYERS = "the layers run one after the other, and this rank holds the states of some"
 PACKED = "which rows of a packed sequence belong together only the whole knows"
 
-_GATES = {"lstm": 4, "gru": 3}
-
 
 def sequence(
     op: Op,
@@ -37,10 +35,13 @@ def sequence(
     batch_sizes: Operand | None = None,
     *,
     shared: frozenset[str],
+    gates: int,
+    num_states: int,
 ) -> tuple[TensorType, ...]:
     """lstm, gru, rnn_tanh, rnn_relu: the steps of all samples, and the last states.
 
-    Of a packed sequence (`data`, `batch_sizes`) no dim may be cut.
+    Of a packed sequence (`data`, `batch_sizes`) no dim may be cut. Of two states (h, c)
+    the first may be projected, by one more weight.
     """
     states: list[Operand] = [hx] if isinstance(hx, Operand) else list(hx)
     many = num_layers * (1 + bidirectional)
@@ -58,8 +59,10 @@ def sequence(
         terms.append(Term(batch_sizes, (Mixed(PACKED),) * batch_sizes.ndim, True))
         samples = None
     width = (input or data or states[0]).shape[-1]
-    outs = _check_weights(op, params, many, bidirectional, has_biases, width)
-    _check(len(states) == (2 if op.name == "lstm" else 1), states[0], "its states")
+    each = 2 + 2 * has_biases
+    projects = num_states == 2 and len(params) == many * (each + 1)
+    outs = _check_weights(gates, params, many, bidirectional, has_biases, width, projects)
+    _check(len(states) == num_states, states[0], "its states")
     for state, features in zip(states, outs, strict=False):
         fits = state.ndim == 3 and (state.shape[0], state.shape[2]) == (many, features)
         fits = fits and samples in (None, state.shape[1])
@@ -90,6 +93,9 @@ def cell(
     w_hh: Operand,
     b_ih: Any = None,
     b_hh: Any = None,
+    *,
+    gates: int,
+    num_states: int,
 ) -> Any:
     """lstm_cell, gru_cell, rnn_tanh_cell, rnn_relu_cell: one step of all samples."""
     states: list[Operand] = [hx] if isinstance(hx, Operand) else list(hx)
@@ -97,8 +103,8 @@ def cell(
     _check(input.ndim == 2, input, "two dims: samples, features")
     _check(len(biases) != 1, input, "both biases, or none")
     params = [w_ih, w_hh, *biases]
-    outs = _check_weights(op, params, 1, False, bool(biases), input.shape[1])
-    _check(len(states) == (2 if op.name == "lstm_cell" else 1), states[0], "its states")
+    outs = _check_weights(gates, params, 1, False, bool(biases), input.shape[1])
+    _check(len(states) == num_states, states[0], "its states")
     for state, features in zip(states, outs, strict=False):
         fits = state.shape == (input.shape[0], features)
         _check(fits, state, f"{input.shape[0]} x {features}")
@@ -114,18 +120,16 @@ def _check(fits: bool, operand: Operand, wanted: str) -> None:
 
 
 def _check_weights(
-    op: Op,
+    gates: int,
     params: Sequence[Operand],
     many: int,
     bidirectional: bool,
     has_biases: bool,
     width: int,
+    projects: bool = False,
 ) -> tuple[int, int]:
     """Check the shapes of all weights; how many features the states have (h, c)."""
-    gates = _GATES.get(op.name.removesuffix("_cell"), 1)
-    each = 2 + 2 * has_biases
-    projects = op.name == "lstm" and len(params) == many * (each + 1)
-    each += projects
+    each = 2 + 2 * has_biases + projects
     _check(many > 0 and len(params) == many * each, params[0], f"{many * each} weights")
     _check(all(w.ndim for w in params) and params[1].ndim == 2, params[1], "matrices")
     out = params[1].shape[1]

@@ -34,18 +34,19 @@ def _all_if_empty(dim: Any) -> Any:
 
 
 def reduction(
-    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    op: Op,
+    input: Operand,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    *,
+    at_pads: padding.AtPads | None = None,
+    **settings: Any,
 ) -> TensorType:
-    """Dims are reduced away."""
-    return _reduced(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim, dtype)
-
-
-def _reduced(
-    op: Op, input: Operand, dims: tuple[int, ...], keepdim: bool, dtype: Any = None
-) -> TensorType:
-    labels = reduced_labels(op, input, dims, keepdim)
-    linearity = linearity_to(op, input, dtype)
-    return combine(linearity, [Term(input, labels)], index=arithmetic_index([input]))
+    """Dims are reduced away, whatever the order of a norm or the correction of a std."""
+    labels = reduced_labels(op, input, dims_of(_all_if_empty(dim), input.ndim), keepdim)
+    linearity, index = linearity_to(op, input, dtype), arithmetic_index([input])
+    return combine(linearity, [Term(input, labels)], index=index, at_pads=at_pads)
 
 
 def asked(
@@ -65,45 +66,19 @@ def mean(
     op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> TensorType:
     """A reduction; the mean of no rows is no number, whatever rows of padding hold."""
-    dims = dims_of(_all_if_empty(dim), input.ndim)
-    labels = reduced_labels(op, input, dims, keepdim)
-    return combine(
-        linearity_to(op, input, dtype),
-        [Term(input, labels)],
-        index=arithmetic_index([input]),
-        at_pads=padding.averaged(input, dims),
-    )
-
-
-def spread(
-    op: Op,
-    input: Operand,
-    dim: Any = None,
-    keepdim: bool = False,
-    unbiased: bool = True,
-    correction: Any = None,
-) -> TensorType:
-    """var, std: a reduction whatever the correction."""
-    return reduction(op, input, dim, keepdim)
-
-
-def norm(
-    op: Op,
-    input: Operand,
-    p: Any = 2,
-    ord: Any = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> TensorType:
-    """A reduction whatever the order of the norm."""
-    return reduction(op, input, dim, keepdim, dtype)
+    at_pads = padding.averaged(input, dims_of(_all_if_empty(dim), input.ndim))
+    return reduction(op, input, dim, keepdim, dtype, at_pads=at_pads)
 
 
 def choice(
-    op: Op, input: Operand, other: Any = None, dim: Any = None, keepdim: bool = False
+    op: Op,
+    input: Operand,
+    other: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    k: Any = None,
 ) -> Any:
-    """max, min, ...: elementwise with a second tensor, else a reduction that chooses.
+    """max, kthvalue: elementwise with a second tensor, else a reduction that chooses.
 
     Along a dim it returns values and the rows they came from.
     """
@@ -114,19 +89,6 @@ def choice(
     if dim is None:
         return values
     return values, values.with_index(rows_of(input, dim))
-
-
-def quantile(
-    op: Op, input: Operand, q: Any, dim: Any = None, keepdim: bool = False, **kind: Any
-) -> TensorType:
-    """A reduction for each of several shares, which are a new first dim."""
-    dims = dims_of(dim, input.ndim)
-    labels = reduced_labels(op, input, dims, keepdim)
-    if not isinstance(q, Operand):
-        return combine(op.linearity, [Term(input, labels)])
-    shifted = tuple(x + q.ndim if isinstance(x, int) else x for x in labels)
-    shares = Term(q, tuple(range(q.ndim)), is_control=True)
-    return combine(op.linearity, [Term(input, shifted), shares])
 
 
 def position(op: Op, input: Operand, dim: Any = None, keepdim: bool = False) -> TensorType:
@@ -154,26 +116,17 @@ def _along_term(op: Op, input: Operand, dim: Any) -> Term:
     return Term(input, labels)
 
 
-def along(op: Op, input: Operand, dim: Any = None, dtype: Any = None) -> TensorType:
+def along(
+    op: Op, input: Operand, dim: Any = None, dtype: Any = None, **settings: Any
+) -> TensorType:
     """Same shape; every element depends on the others along one dim."""
     linearity, index = linearity_to(op, input, dtype), arithmetic_index([input])
     return combine(linearity, [_along_term(op, input, dim)], index=index)
 
 
-def moved_along(op: Op, input: Operand, dim: Any) -> TensorType:
-    """The same elements in other places along dims."""
-    return combine(op.linearity, [_along_term(op, input, dim)], index=input.type.index)
-
-
-def normalize(
-    op: Op, input: Operand, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12
-) -> TensorType:
-    """As softmax, whatever the order of the norm."""
-    return along(op, input, dim)
-
-
-def flip(op: Op, input: Operand, dims: Any) -> TensorType:
-    return moved_along(op, input, dims)
+def moved_along(op: Op, input: Operand, dims: Any) -> TensorType:
+    """flip: the same elements in other places along dims."""
+    return combine(op.linearity, [_along_term(op, input, dims)], index=input.type.index)
 
 
 def roll(op: Op, input: Operand, shifts: Any, dims: Any = None) -> TensorType:
@@ -228,12 +181,6 @@ def _own_rows_term(input: Operand, dim: int) -> Term:
 def sorted_rows(op: Op, input: Operand) -> TensorType:
     """msort: the values alone, along the first dim."""
     return ordering(op, input, 0)[0]
-
-
-def kthvalue(op: Op, input: Operand, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """A value and its row; the dim is reduced away."""
-    values = reduction(op, input, dim, keepdim).with_index(input.type.index)
-    return values, values.with_index(rows_of(input, dim))
 
 
 _BINS = (

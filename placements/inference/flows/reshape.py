@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from placements.inference.combine import combine
-from placements.inference.flows.groups import Groups, view_of_pads
+from placements.inference.flows.groups import view_of_pads
 from placements.inference.flows.views import moved, recut
 from placements.inference.op import Op
 from placements.inference.sizes import Size, is_foreign, sizes_of
 from placements.inference.terms import Label, Mixed, Operand, Refusal, Term
 from placements.types.axis import Shard, V
 from placements.types.extents import Extent, Folded, fold
-from placements.types.padding import repeated
+from placements.types.padding import Groups, repeated
 from placements.types.tensor import TensorType
 
 
@@ -31,12 +31,9 @@ def reshape(
     if dtype is not None:
         raise Refusal("view(dtype) re-reads the bytes; use .to(dtype)", operand=input)
     sizes = sizes_of(shape if size is None else size)
-    return _reshaped(op, input, sizes)
-
-
-def reshape_as(op: Op, input: Operand, other: Operand) -> TensorType:
-    """As reshape to sizes that were read from `other`."""
-    return _reshaped(op, input, sizes_of(other))
+    _check_sizes(input, sizes)
+    whole = tuple(range(input.ndim)), tuple(range(len(sizes)))
+    return _viewed(op, input, sizes, [whole])
 
 
 def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> TensorType:
@@ -51,10 +48,6 @@ def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> Te
     kept = sizes_of(input)
     sizes = [*kept[:first], Size(-1), *kept[last + 1 :]]
     return _viewed(op, input, sizes, groups)
-
-
-def ravel(op: Op, input: Operand) -> TensorType:
-    return flatten(op, input)
 
 
 def unflatten(op: Op, input: Operand, dim: int, sizes: Sequence[int]) -> TensorType:
@@ -111,12 +104,6 @@ def _check_sizes(input: Operand, sizes: Sequence[Size]) -> None:
                 "a size that differs by rank would give every rank a different shape",
                 axis, input, "plain sizes, -1, or sizes of dims that are cut so",
             )  # fmt: skip
-
-
-def _reshaped(op: Op, input: Operand, sizes: list[Size]) -> TensorType:
-    _check_sizes(input, sizes)
-    whole = tuple(range(input.ndim)), tuple(range(len(sizes)))
-    return _viewed(op, input, sizes, [whole])
 
 
 def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> TensorType:

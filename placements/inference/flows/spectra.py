@@ -21,24 +21,10 @@ def to_pairs(op: Op, input: Operand) -> TensorType:
     return moved(op, input, list(range(input.ndim)))
 
 
-def along_one(
-    op: Op, input: Operand, n: Any = None, dim: Any = -1, norm: Any = None
-) -> Any:
-    """fft: along one dim, the last one if it is not named."""
-    return along(op, input, dim).with_index(None)
-
-
-def along_two(
-    op: Op, input: Operand, s: Any = None, dim: Any = (-2, -1), norm: Any = None
-) -> Any:
-    """fft2: along two dims, the last ones if they are not named."""
-    return along(op, input, dim).with_index(None)
-
-
-def along_many(
-    op: Op, input: Operand, s: Any = None, dim: Any = None, norm: Any = None
-) -> Any:
-    """fftn: along all dims, or as many of the last ones as there are sizes."""
+def anew_along(
+    op: Op, input: Operand, dim: Any = None, s: Any = None, **settings: Any
+) -> TensorType:
+    """fft, fftn, glu: other numbers along dims; along all, or as many as have a size."""
     if dim is None and s is not None:
         dim = tuple(range(-len(s), 0))
     return along(op, input, dim).with_index(None)

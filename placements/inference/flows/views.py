@@ -74,11 +74,6 @@ def reverse_dims(op: Op, input: Operand) -> TensorType:
     return moved(op, input, list(reversed(range(input.ndim))))
 
 
-def swap_last(op: Op, input: Operand) -> TensorType:
-    """.mT: the last two dims swapped."""
-    return transpose(op, input, -2, -1)
-
-
 def movedim(op: Op, input: Operand, source: Any, destination: Any) -> TensorType:
     sources = dims_of(source, input.ndim)
     targets = dims_of(destination, input.ndim)
@@ -155,10 +150,6 @@ def _is_kept(input: Operand, dim: int, wanted: Size) -> bool:
     return wanted.rows == input.shape[dim] and (wanted.is_plain or wanted.cuts == cuts)
 
 
-def expand_as(op: Op, input: Operand, other: Operand) -> TensorType:
-    return expand(op, input, other)
-
-
 def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> TensorType:
     """The whole of each dim several times, so that a dim that is cut becomes blocks.
 
@@ -216,22 +207,18 @@ def _repeated_by_sizes(op: Op, input: Operand, times: Sequence[Size]) -> TensorT
 PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
 
 
-def without_dim(op: Op, input: Operand, dim: int) -> TensorType:
+def select(op: Op, input: Operand, dim: int, index: Any = 0) -> TensorType:
     """One row of a dim is taken, and the dim is gone."""
     gone = dim % input.ndim
-    return moved(
-        op,
-        input,
-        [Mixed(PIECEWISE) if d == gone else d - (d > gone) for d in range(input.ndim)],
-    )
+    labels = [Mixed(PIECEWISE) if d == gone else d - (d > gone) for d in range(input.ndim)]
+    return moved(op, input, labels)
 
 
 def within_dim(op: Op, input: Operand, dim: int) -> TensorType:
     """Some rows of a dim are taken."""
     taken = dim % input.ndim
-    return moved(
-        op, input, [Mixed(PIECEWISE) if d == taken else d for d in range(input.ndim)]
-    )
+    labels = [Mixed(PIECEWISE) if d == taken else d for d in range(input.ndim)]
+    return moved(op, input, labels)
 
 
 def narrow(op: Op, input: Operand, dim: int, start: int, length: int) -> TensorType:
@@ -240,12 +227,8 @@ def narrow(op: Op, input: Operand, dim: int, start: int, length: int) -> TensorT
     return within_dim(op, input, dim)
 
 
-def select(op: Op, input: Operand, dim: int, index: int) -> TensorType:
-    return without_dim(op, input, dim)
-
-
 def unbind(op: Op, input: Operand, dim: int = 0) -> tuple[TensorType, ...]:
-    return (without_dim(op, input, dim),) * input.shape[dim]
+    return (select(op, input, dim),) * input.shape[dim]
 
 
 def pieces(op: Op, input: Operand, dim: int = 0, **parts: Any) -> list[TensorType]:
@@ -294,7 +277,7 @@ def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:
         along = dim % operand.ndim
         labels = [Mixed(reason) if d == along else d for d in range(operand.ndim)]
         terms.append(Term(operand, tuple(labels)))
-    return combine(op.linearity, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=common_index(operands))
 
 
 def _is_nothing(operand: Operand) -> bool:
@@ -313,10 +296,10 @@ def stacked(op: Op, tensors: Any, dim: int = 0) -> TensorType:
         Term(operand, tuple(d + (d >= new) for d in range(operand.ndim)))
         for operand in operands
     ]
-    return combine(op.linearity, terms, index=_common_index(operands))
+    return combine(op.linearity, terms, index=common_index(operands))
 
 
-def _common_index(operands: Sequence[Operand]) -> Any:
+def common_index(operands: Sequence[Operand]) -> Any:
     found = {operand.type.index for operand in operands}
     return found.pop() if len(found) == 1 else None
 

@@ -1,6 +1,6 @@
 """Flows of ops that move a window over the last dims: convolutions, pools, resizing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from placements.inference.combine import combine
@@ -42,27 +42,11 @@ def convolution(
     weight: Operand,
     bias: Any = None,
     groups: int = 1,
+    *,
+    out: int,
     **window: Any,
 ) -> TensorType:
-    """input (N, C, ...) with weight (O, C, ...): the channels are contracted."""
-    return _convolved(op, input, weight, bias, groups, out=0)
-
-
-def transposed_convolution(
-    op: Op,
-    input: Operand,
-    weight: Operand,
-    bias: Any = None,
-    groups: int = 1,
-    **window: Any,
-) -> TensorType:
-    """input (N, C, ...) with weight (C, O, ...): the channels are contracted."""
-    return _convolved(op, input, weight, bias, groups, out=1)
-
-
-def _convolved(
-    op: Op, input: Operand, weight: Operand, bias: Any, groups: int, out: int
-) -> TensorType:
+    """input (N, C, ...) with a weight whose dim `out` is made, and the other contracted."""
     _refuse_empty(input, weight)
     spatial = weight.ndim - 2
     place = input.ndim - spatial - 1  # the channels; before them at most a batch
@@ -85,7 +69,7 @@ def _convolved(
     return combine(LINEAR, [whole, Term(bias, (made,))])
 
 
-def over_last(op: Op, input: Operand, dims: int) -> TensorType:
+def pooled(op: Op, input: Operand, *, dims: int, **window: Any) -> TensorType:
     """The last dims are looked along, in windows; those before them are kept."""
     _refuse_empty(input)
     kept = input.ndim - dims
@@ -95,28 +79,17 @@ def over_last(op: Op, input: Operand, dims: int) -> TensorType:
     return combine(linearity, [Term(input, tuple(labels))])
 
 
-def pooled(dims: int) -> Callable[..., TensorType]:
-    """The flow of a pool over so many dims."""
-
-    def flow(op: Op, input: Operand, **window: Any) -> TensorType:
-        return over_last(op, input, dims)
-
-    return flow
-
-
-def pooled_with_places(dims: int) -> Callable[..., Sequence[TensorType]]:
-    """The flow of a pool that also says where in the last dims each element was."""
-
-    def flow(op: Op, input: Operand, **window: Any) -> Sequence[TensorType]:
-        found = over_last(op, input, dims)
-        return found, found.with_index(COMPUTED)
-
-    return flow
+def pooled_with_places(
+    op: Op, input: Operand, *, dims: int, **window: Any
+) -> Sequence[TensorType]:
+    """A pool that also says where in the last dims each element was."""
+    found = pooled(op, input, dims=dims)
+    return found, found.with_index(COMPUTED)
 
 
 def resized(op: Op, input: Operand, **window: Any) -> TensorType:
     """interpolate: all dims after batch and channels."""
-    return over_last(op, input, input.ndim - 2)
+    return pooled(op, input, dims=input.ndim - 2)
 
 
 def sampled(op: Op, input: Operand, grid: Operand, **settings: Any) -> TensorType:
@@ -146,7 +119,7 @@ def shuffled(op: Op, input: Operand, upscale_factor: int) -> TensorType:
 
 
 def over_channels(op: Op, input: Operand, **settings: Any) -> TensorType:
-    """channel_shuffle, local_response_norm: along the channels, in dim 1."""
+    """local_response_norm: along the channels, in dim 1."""
     labels = [Mixed(GROUPS) if d == 1 else d for d in range(input.ndim)]
     return combine(op.linearity, [Term(input, tuple(labels))])
 

@@ -1,7 +1,9 @@
 """Rows: tensors side by side, in grids, or written into others."""
 
+from functools import partial
+
 from placements.inference.flows import arrangements, views
-from placements.inference.row import Row
+from placements.inference.op import Row
 from placements.inference.rules import LINEAR, MULTILINEAR
 
 _JOINED = "joined along a dim that is not cut"
@@ -15,16 +17,17 @@ ROWS: tuple[Row, ...] = (
     Row("views", "dstack", LINEAR, arrangements.dstack, "value tensors", _JOINED),
     Row("views", "column_stack", LINEAR, arrangements.column_stack, "value tensors",
         _JOINED),
-    Row("views", "atleast_1d atleast_2d atleast_3d", LINEAR, arrangements.at_least,
-        "value tensors/tensor", "dims of one row are added"),
+    *(Row("views", f"atleast_{n}d", LINEAR, partial(arrangements.at_least, dims=n),
+          "value tensors/tensor", "dims of one row are added") for n in (1, 2, 3)),
     Row("products", "kron", MULTILINEAR, arrangements.kron, "value input other",
         "linear in each factor"),
     Row("views", "broadcast_tensors", LINEAR, arrangements.broadcast_together,
         "value tensors", _SHAPES),
     Row("views", "meshgrid", LINEAR, arrangements.grid, "value tensors; flag indexing",
         _SHAPES),
-    Row("views", "hsplit vsplit dsplit", LINEAR, arrangements.parts_along,
-        "value input; choice sections indices", "parts of a dim that is not cut"),
+    *(Row("views", name, LINEAR, partial(arrangements.parts_along, dim=dim),
+          "value input; choice sections indices", "parts of a dim that is not cut")
+      for name, dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2))),
     Row("views", "narrow_copy", LINEAR, views.narrow,
         "value input; dim dim; choice start length", "rows of a dim that is not cut"),
     Row("views", "unsafe_split unsafe_chunk unsafe_split_with_sizes", LINEAR, views.pieces,

@@ -1,8 +1,16 @@
 """Rows: more ops that work element by element, and complex numbers."""
 
-from placements.inference.flows import arrangements, elementwise, random, spectra
+from functools import partial
+
+from placements.inference.flows import (
+    arrangements,
+    elementwise,
+    random,
+    reductions,
+    spectra,
+)
+from placements.inference.op import Row
 from placements.inference.padding import KEEPS
-from placements.inference.row import Row
 from placements.inference.rules import LINEAR, NO_VALUES, NONLINEAR
 
 _ELEMENT = "each element by itself, but f(a + b) is not f(a) + f(b)"
@@ -46,23 +54,26 @@ ROWS: tuple[Row, ...] = (
     Row("complex numbers", "cfloat cdouble", LINEAR, elementwise.to_float, "value input",
         "the same values", overwrites=True, copies=True),
     Row("spectra", "fft_fft fft_rfft fft_irfft fft_hfft", LINEAR,
-        spectra.along_one, f"value input; flag n; dim dim; {_NORM}", _SPECTRUM,
-        along=_ALONG),
-    Row("spectra", "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2", LINEAR, spectra.along_two,
+        partial(spectra.anew_along, dim=-1), f"value input; flag n; dim dim; {_NORM}",
+        _SPECTRUM, along=_ALONG),
+    Row("spectra", "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2", LINEAR,
+        partial(spectra.anew_along, dim=(-2, -1)),
         f"value input; flag s; dim dim; {_NORM}", _SPECTRUM, along=_ALONG),
-    Row("spectra", "fft_fftn fft_ifftn fft_rfftn fft_irfftn", LINEAR, spectra.along_many,
+    Row("spectra", "fft_fftn fft_ifftn fft_rfftn fft_irfftn", LINEAR, spectra.anew_along,
         f"value input; flag s; dim dim; {_NORM}", _SPECTRUM, along=_ALONG),
-    Row("spectra", "fft_fftshift fft_ifftshift", LINEAR, spectra.along_many,
+    Row("spectra", "fft_fftshift fft_ifftshift", LINEAR, spectra.anew_along,
         "value input; dim dim", "elements change places along the dims", along=_ALONG),
     Row("along a dim", "diff", LINEAR, arrangements.difference,
         "value input prepend append; flag n; dim dim",
         "the difference of neighbours is linear"),
-    Row("along a dim", "glu", NONLINEAR, arrangements.halves, "value input; dim dim",
+    Row("along a dim", "glu", NONLINEAR, partial(spectra.anew_along, dim=-1),
+        "value input; dim dim",
         "the first half of the dim, gated by the second",
         along="the two halves of a piece are not the halves of the whole dim"),
-    Row("along a dim", "fliplr flipud", LINEAR, arrangements.mirrored, "value input",
-        "elements change places along the dim",
-        along="elements would change places within each piece only"),
+    *(Row("along a dim", name, LINEAR, partial(reductions.moved_along, dims=dim),
+          "value input", "elements change places along the dim",
+          along="elements would change places within each piece only")
+      for name, dim in (("fliplr", 1), ("flipud", 0))),
     Row("along a dim", "rot90", LINEAR, arrangements.turned,
         "value input; flag k; dim dims", "elements change places along the dims",
         along="elements would change places within each piece only"),

@@ -1,8 +1,9 @@
 """Rows: linear algebra, diagonals, and products and distances of more than matmul."""
 
-from placements.inference.flows import matrices
-from placements.inference.op import SUM
-from placements.inference.row import Row
+from functools import partial
+
+from placements.inference.flows import matrices, reductions
+from placements.inference.op import SUM, Row
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR
 
 _EACH = "every matrix of the last two dims by itself"
@@ -21,7 +22,8 @@ ROWS: tuple[Row, ...] = (
     Row("matrices", "linalg_solve linalg_solve_triangular", NONLINEAR, matrices.solved,
         "value input/A other/B; flag upper left unitriangular",
         "every matrix by itself; linear in the right sides"),
-    Row("matrices", "linalg_matrix_norm", NONLINEAR, matrices.matrix_norm,
+    Row("matrices", "linalg_matrix_norm", NONLINEAR,
+        partial(reductions.reduction, dim=(-2, -1)),
         "value input/A; flag ord; dim dim; flag keepdim; dtype dtype",
         "the norm of a sum is not the sum of norms", along=_WHOLE),
     Row("matrix products", "linalg_multi_dot chain_matmul", MULTILINEAR, matrices.multi_dot,
@@ -42,13 +44,13 @@ ROWS: tuple[Row, ...] = (
     Row("matrix products", "cross", MULTILINEAR, matrices.cross,
         "value input other; dim dim",
         "linear in each factor; of vectors along a dim", along=_WHOLE),
-    Row("matrix products", "linalg_cross", MULTILINEAR, matrices.vectors,
+    Row("matrix products", "linalg_cross", MULTILINEAR, partial(matrices.cross, dim=-1),
         "value input other; dim dim",
         "linear in each factor; of vectors along a dim", along=_WHOLE),
     Row("matrix products", "linalg_vecdot", MULTILINEAR, matrices.compared,
         "value input/x other/y; dim dim",
         "a contraction over the dim", along=SUM),
-    Row("distances", "cosine_similarity", NONLINEAR, matrices.cosine,
+    Row("distances", "cosine_similarity", NONLINEAR, partial(matrices.compared, dim=1),
         "value input/x1 other/x2; dim dim; flag eps",
         "of vectors along a dim", along=_WHOLE),
     Row("distances", "pairwise_distance", NONLINEAR, matrices.compared,
@@ -59,7 +61,8 @@ ROWS: tuple[Row, ...] = (
         "of every vector of the one with every vector of the other"),
     Row("diagonals", "diagonal", LINEAR, matrices.diagonal,
         "value input; flag offset; dim dim1 dim2", _PLACE),
-    Row("diagonals", "linalg_diagonal", LINEAR, matrices.diagonal_of_last,
+    Row("diagonals", "linalg_diagonal", LINEAR,
+        partial(matrices.diagonal, dim1=-2, dim2=-1),
         "value input/A; flag offset; dim dim1 dim2", _PLACE),
     Row("diagonals", "diag_embed", LINEAR, matrices.diagonal_embedded,
         "value input; flag offset; dim dim1 dim2", _PLACE),

@@ -7,18 +7,13 @@ from placements.testing.strategies import PlacedTensor
 from placements.types.axis import AxisType
 from placements.types.extents import Extent
 from placements.types.meaning import put_pieces, take_piece
-from placements.types.text import Described, parse_axis_type, parse_described
+from placements.types.text import parse_axis_type
 
 
 def check_printed(t: AxisType) -> None:
     """Check that a type reads as it prints."""
     text = repr(t)
     assert parse_axis_type(text) == t and repr(parse_axis_type(text)) == text, text
-
-
-def check_described(described: Described) -> None:
-    """Check that a tensor's description reads as it prints."""
-    assert str(parse_described(str(described))) == str(described)
 
 
 def check_rows(extent: Extent) -> None:
