@@ -84,22 +84,40 @@ class Scoped(Generic[T]):
 class HeldAtOnce(Block[T]):
     """A block whose value holds as soon as the block is made, with or without `with`.
 
-    The constructor calls `prepare` last, and then `begin` in a `try` that ends the scope,
-    because a signal may come as soon as the value holds. If a signal comes between the
-    constructor and the `with` block, the value holds as after the call alone.
+    If a signal comes between the constructor and the `with` block, the value holds as after
+    the call alone.
     """
 
+    of: Scoped[T]  # what the block is about
     begin: Callable[[], object]  # C code
 
-    def prepare(self, of: "Scoped[T]", value: T) -> None:
-        self._of, self._value = of, value
-        self.scope = of.scope(value)
-        self.begin = partial(of.innermost.set, self.scope)
+    @staticmethod
+    def read(said: Any) -> Any:
+        """Return the value that the argument of the constructor means."""
+        raise NotImplementedError
+
+    def __new__(cls, said: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return HeldWhileTraced(cls.of, cls.read(said))
+        return super().__new__(cls)
+
+    def __init__(self, said: Any) -> None:
+        self._value: T = self.read(said)
+        self._prepare()
+        try:  # a signal may come as soon as the value holds
+            self.begin()
+        except BaseException:
+            self.scope.is_open = False
+            raise
+
+    def _prepare(self) -> None:
+        self.scope = self.of.scope(self._value)
+        self.begin = partial(self.of.innermost.set, self.scope)
 
     def steps(self) -> Steps[T]:
         try:
             if not self.scope.is_open:  # the block is entered again
-                self.prepare(self._of, self._value)
+                self._prepare()
                 self.begin()
             yield self._value
         finally:
@@ -109,6 +127,25 @@ class HeldAtOnce(Block[T]):
         self.scope.is_open = False
         name = type(self).__name__
         raise TypeError(f"{name} is no decorator: it acts at once. Use `with {name}(...)`")
+
+
+class HeldWhileTraced(Generic[T]):
+    """What `torch.compile` traces instead of a `HeldAtOnce`, which no trace can make.
+
+    The innermost scope gets another value until the block ends. Only the trace sees that,
+    because of what a trace writes to objects, compiled code keeps what is there at its end.
+    """
+
+    def __init__(self, of: Scoped[T], value: T) -> None:
+        self._scope = of.open_scope()
+        self._before, self._value = self._scope.value, value
+        self._scope.value = value
+
+    def __enter__(self) -> T:
+        return self._value
+
+    def __exit__(self, *error: object) -> None:
+        self._scope.value = self._before
 
 
 def _open(scope: Scope[T]) -> Scope[T]:
