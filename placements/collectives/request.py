@@ -38,7 +38,7 @@ from placements.runtime import tags
 from placements.runtime.errors import type_or_error
 from placements.runtime.gradient_notes import Step, note_move
 from placements.runtime.gradient_watch import follow_hook
-from placements.runtime.ledger import Ledger, active_ledger
+from placements.runtime.ledger import UNRECORDED, Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
@@ -127,6 +127,8 @@ def _read(
     gradients, record = None, None
     if ranks.size > 1:
         record = active_ledger()
+        if record is not None and torch.compiler.is_dynamo_compiling():
+            raise ValueError(f"{call}: {UNRECORDED}")
         gradients = gradient_dtype(ranks.axis) if x.requires_grad else None
     if dst is None:
         raise ValueError(
