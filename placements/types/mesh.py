@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 
 from placements._torch import unseen
@@ -209,6 +210,8 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, Mapping):
+        if torch.compiler.is_dynamo_compiling():  # nothing is kept of what is traced
+            return Mesh(mesh)
         return _mesh_of_sizes(tuple(mesh.items()))
     known = getattr(mesh, _ATTRIBUTE, None)
     if isinstance(known, _Kept):
