@@ -66,6 +66,12 @@ def is_sharded(module: nn.Module) -> bool:
     return kinds is not None and isinstance(module, kinds.FSDPModule)
 
 
+def is_fsdp1(module: nn.Module) -> bool:
+    """Return whether a module is a wrapper of the first FSDP."""
+    kinds: Any = sys.modules.get("torch.distributed.fsdp")
+    return kinds is not None and isinstance(module, kinds.FullyShardedDataParallel)
+
+
 def group_class() -> Any:
     """Return the class of the groups, if FSDP2 was imported."""
     found: Any = sys.modules.get(_GROUPS)

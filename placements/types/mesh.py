@@ -8,12 +8,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from placements._torch import unseen
+from placements._torch import unseen, watch_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -171,6 +172,13 @@ class Mesh:
         """Return the same mesh as another rank sees it; sizes alone."""
         return Mesh(self.sizes, coordinate)
 
+    def rank(self) -> int:
+        """Return the global rank that sees the mesh so."""
+        number = 0
+        for axis, size in self.sizes.items():
+            number = number * size + self.place[axis]
+        return self.rank_order()[number]
+
     def rank_order(self) -> tuple[int, ...]:
         """Return the global ranks, row-major; what two presentations must share."""
         if self.device_mesh is None:
@@ -231,4 +239,16 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         mesh,
     )
     setattr(mesh, _ATTRIBUTE, _Kept(made))
+    _live[next(_count)] = made
+    watch_groups()  # from here on parameters may be sharded over ranks that have types
     return made
+
+
+_live: "WeakValueDictionary[int, Mesh]" = WeakValueDictionary()
+_count = count()
+
+
+def live_meshes() -> list[Mesh]:
+    """Return the meshes of DeviceMeshes that this rank has met, newest first."""
+    here = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return [mesh for _, mesh in sorted(_live.items(), reverse=True) if mesh.rank() == here]
