@@ -24,7 +24,8 @@ from placements._torch import (
 from placements.runtime import tags
 from placements.runtime.dtensors import axes_with, ranks_in
 from placements.runtime.errors import PlacementError, refused
-from placements.runtime.gradient_notes import note_of, put_note
+from placements.runtime.gradient_notes import forget, note_of, put_note
+from placements.runtime.gradient_watch import was_zeroed
 from placements.runtime.mesh import said_meshes
 from placements.runtime.state import suspended
 from placements.runtime.tags import declarations
@@ -73,10 +74,21 @@ def _group_reduces(group: ShardedGroup) -> None:
         for one in _in_group(group):
             if group.reduce_dtype is not None:
                 tags.put_reduce_dtype(one.tensor, group.reduce_dtype)
-            note = None if one.tensor.grad is None else note_of(one.tensor.grad)
-            if one.tensor.grad is not None and note is not None and note.by_us:
-                # What FSDP2 adds to a shard is no accumulation of autograd's.
-                put_note(one.tensor.grad, note.in_trouble("added to"))
+            _comes_after(one.tensor.grad)
+
+
+def _comes_after(grad: Tensor | None) -> None:
+    """Note on a gradient that FSDP2 now adds to it, if `reduce_gradients` reduced it.
+
+    For autograd this is no accumulation, so nothing else sees it.
+    """
+    note = None if grad is None else note_of(grad)
+    if grad is None or note is None:
+        return
+    if was_zeroed(grad):
+        forget(grad)
+    elif note.by_us:
+        put_note(grad, note.in_trouble("added to"))
 
 
 def _in_group(group: ShardedGroup) -> Iterator[_Wrapped]:
@@ -121,8 +133,7 @@ def _gets_child(parent: nn.Module, name: str, child: Any) -> None:
         _check_fsdp1(child)
     if not isinstance(parent, nn.parallel.DistributedDataParallel):
         return
-    group: Any = parent.process_group
-    ranks = frozenset(dist.get_process_group_ranks(group))
+    ranks = frozenset(dist.get_process_group_ranks(cast(Any, parent).process_group))
     if len(ranks) == 1:
         return
     with unseen(), suspended():
@@ -184,14 +195,14 @@ def _check_ranks(where: str, one: _Wrapped, ranks: frozenset[int]) -> None:
     """
     said: Any = vars(one.owner).get("meshes", ())
     stated = cast(tuple[Any, ...], said if isinstance(said, tuple) else ())
-    sure = [mesh for mesh in [*stated, *said_meshes.all()] if _fits(one, mesh)]
-    meshes = sure[:1] or [mesh for mesh in live_meshes() if _fits(one, mesh)]
+    sure = [mesh for mesh in [*stated, *said_meshes.all()] if _fits(mesh, one)]
+    meshes = sure[:1] or [mesh for mesh in live_meshes() if _fits(mesh, one)]
     wrong = [_contradiction(where, one, mesh, ranks) for mesh in meshes]
     if wrong and all(error is not None for error in wrong):
         raise cast(PlacementError, wrong[0])
 
 
-def _fits(one: _Wrapped, mesh: Any) -> TypeGuard[Mesh]:
+def _fits(mesh: Any, one: _Wrapped) -> TypeGuard[Mesh]:
     """Return whether the type of a parameter is one on this mesh of process groups."""
     if not isinstance(mesh, Mesh) or mesh.device_mesh is None or not mesh.axes:
         return False
