@@ -18,6 +18,7 @@ from placements._torch import (
     mesh_for_a_parameter,
     mesh_info,
     pytree,
+    require,
     unseen,
 )
 from placements.parameters.held import Held, Meshes, all_parameters, meshes_or_current
@@ -67,6 +68,7 @@ def fully_shard(
     no process groups.
     """
     call = "fully_shard"
+    require("sharding")
     known = meshes_or_current(call, meshes)
     copies = _copies(known, replicate)
     ignored = set(ignored_params)

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from placements._torch import (
     Listener,
     ShardedGroup,
+    hooks_of_ddp,
     is_fsdp1,
     listen_to_groups,
     modules_below,
@@ -174,7 +175,7 @@ _HOOKS_OF_TORCH = "torch.distributed.algorithms"
 
 def _check_hook_of_ddp(ddp: Any, args: Any) -> None:
     """Raise unless somebody told DDP to reduce by other means than an average."""
-    hooks = [hook for hook, _ in ddp._comm_hooks]
+    hooks = hooks_of_ddp(ddp)
     own = [h for h in hooks if not getattr(h, "__module__", "").startswith(_HOOKS_OF_TORCH)]
     if own:
         return

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from placements._torch import unseen, watch_groups
+from placements._torch import require, unseen, watch_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -240,6 +240,7 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     )
     setattr(mesh, _ATTRIBUTE, _Kept(made))
     _live[next(_count)] = made
+    require("sharding")
     watch_groups()  # from here on parameters may be sharded over ranks that have types
     return made
 
