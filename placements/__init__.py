@@ -51,9 +51,11 @@ from placements.parameters.checkpoint import (
     load_global_state_dict as load_global_state_dict,
 )
 from placements.parameters.clipping import clip_grad_norm_ as clip_grad_norm_
+from placements.parameters.fsdp import fully_shard as fully_shard
 from placements.parameters.gradients import gradient_axes as gradient_axes
 from placements.parameters.gradients import reduce_gradients as reduce_gradients
 from placements.parameters.pieces import hold_pieces as hold_pieces
+from placements.parameters.wraps import look_at_wraps
 from placements.runtime.errors import BranchWarning as BranchWarning
 from placements.runtime.errors import PlacementError as PlacementError
 from placements.runtime.errors import UncheckedWarning as UncheckedWarning
@@ -93,3 +95,5 @@ from placements.types.mesh import optional_axes as optional_axes
 from placements.types.text import parse_axis_type as parse_axis_type
 from placements.verification.mode import verify as verify
 from placements.version import __version__ as __version__
+
+look_at_wraps()

@@ -5,7 +5,8 @@ replacing the methods that such a call goes through, for as long as any block is
 
 Two things more are changed, from import on (`tags.py`): `Tensor.__getstate__` leaves types
 out of pickles, since a tensor may be saved after its block has ended; and the class answers
-None for the type of a tensor that has none.
+None for the type of a tensor that has none. Two methods of FSDP2 are wrapped from the first
+DeviceMesh on (`_torch/fsdp.py`), because wrong wraps are refused with checking off, too.
 """
 
 import builtins
@@ -104,6 +105,11 @@ def _patches() -> Iterator[_Patch]:
     yield _Patch(DeviceMesh, "__init__", guards.apart)
     yield _Patch(DeviceMesh, "__getitem__", guards.apart)
     yield _Patch(DeviceMesh, "mesh", guards.ranks_of_mesh)
+    # FSDP2 gathers parameters and frees them again, in memory of its own.
+    group = _torch.group_class()
+    if group is not None:
+        for name in _torch.INSIDE_A_GROUP:
+            yield _Patch(group, name, guards.apart)
     # A raw collective moves data between ranks behind the types.
     for owner in _group_classes():
         for name, method in owner.__dict__.items():
@@ -167,9 +173,10 @@ _last: list[Replacements] = []
 
 def plan() -> Replacements:
     """Return what to replace now. Made once, and again when torch was changed by others."""
-    # Other classes of groups, or a torch.compile that was imported since, need another one.
+    # Other classes of groups need another one, and so does what was imported since:
+    # torch.compile, flex_attention, FSDP2.
     imported = (_torch.stance() is not None, _torch.mask_makers() is not None)
-    owners = [*_group_classes(), *imported]
+    owners = [*_group_classes(), *imported, _torch.group_class()]
     if not (_last and _last[0].fits(owners)):
         _last[:] = [Replacements(owners, _patches())]
     return _last[0]

@@ -27,7 +27,7 @@ from placements.parameters.held import (
 )
 from placements.runtime import tags
 from placements.runtime.callsite import caller
-from placements.runtime.dtensors import local_part
+from placements.runtime.dtensors import axes_with, local_part
 from placements.runtime.errors import PlacementError, mismatch, refused
 from placements.runtime.gradient_notes import Note, Step, note_of, put_note, reduced
 from placements.runtime.gradient_watch import (
@@ -58,7 +58,8 @@ def reduce_gradients(
     gradient contributes zeros and gets the sum. Parameters that live on other meshes over
     the same ranks are found through `meshes`: `meshes=(dense, sparse)`.
     Sums are done in `op_dtype`; without it in the dtype that `set_gradient_dtype` gives
-    the axis, else in that of the gradient. The gradient keeps its own.
+    the axis, else in the `reduce_dtype` of FSDP2, else in that of the gradient. The
+    gradient keeps its own.
     Communicates: all-reduce over each Partial axis, gradients in buckets.
     A gradient that typed collectives reduced already, in a hook or by an assignment to
     `.grad`, is summed over the axes that are left.
@@ -88,8 +89,11 @@ def gradient_axes(
 ) -> dict[str, tuple[str, ...]]:
     """Parameter name -> the mesh axes over which its gradient must be summed.
 
-    For those who reduce by other means. FSDP2 averages unless told otherwise:
-    `fully_shard(block, mesh=device_mesh[axes])`, `block.set_gradient_divide_factor(1.0)`.
+    For those who reduce by other means. For FSDP2 `placements.fully_shard` reads the same
+    types. By hand it takes a mesh of these axes for each parameter, or of those among them
+    that are to be sharded over, and two more calls, since FSDP2 averages unless told
+    otherwise, and gloo does not scale: `block.set_gradient_divide_factor(1.0)`,
+    `block.set_force_sum_reduction_for_comms(True)`.
     """
     known = meshes_or_current("gradient_axes", meshes)
     held = trained_parameters("gradient_axes", module, known)
@@ -112,7 +116,7 @@ def gradient_type(held: Held, call: str) -> TensorType:
     wanted, note = held.type.dual(), note_of(grad)
     if note is not None and note.trouble:
         raise in_trouble(call, held.name, note)
-    handled = local_part(grad)[1]
+    handled = handled_axes(call, held, grad)
     pending = [axis for axis, t in handled.items() if t == P]
     if pending:
         raise _partial_dtensor(call, held.name, pending[0])
@@ -132,6 +136,39 @@ def gradient_type(held: Held, call: str) -> TensorType:
     check_noted(call, held.name, wanted, found, note)
     return found
 
+
+def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
+    """Return the types of a parameter or gradient on the axes that a DTensor handles.
+
+    Raises PlacementError if it is cut along ranks that do not hold the same values.
+    """
+    try:
+        handled = local_part(tensor, held.type.mesh)[1]
+    except ValueError as error:
+        raise refused(
+            call, f"{held.name!r} is {error}", name=held.name, rule=_SHARDED, advice=_CALL
+        ) from None
+    ranks = tags.summed_ranks(held.tensor)
+    if ranks is not None and held.type.mesh.device_mesh is not None:  # by DDP
+        handled |= dict.fromkeys(axes_with(held.type.mesh, ranks) or (), R)
+    for axis, t in handled.items():
+        said = held.type[axis] if axis in held.type else R
+        if t.letter == "S" and said != R:
+            raise refused(
+                call,
+                f"{held.name!r} is sharded by other means over axis {axis!r}, on which it "
+                f"is {said!r}, expected Replicate",
+                name=held.name, axis=axis, expected="Replicate", actual=repr(said),
+                rule=_SHARDED, advice=_CALL,
+            )  # fmt: skip
+    return handled
+
+
+_SHARDED = (
+    "only ranks that hold the same parameter, and summands of its gradient, can hold a "
+    "shard each"
+)
+_CALL = "placements.fully_shard(module, meshes=...) reads the ranks from the types"
 
 # (what the gradient was, what it may be): a sum that is done gives R, or I, which is equal
 # on all ranks too.
@@ -210,7 +247,7 @@ def _due(
     A gradient that hooks or assignments have reduced is left as it is.
     """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
-        handled = local_part(held.tensor)[1]
+        handled = handled_axes(call, held, held.tensor)
         found, note = _with(held.type.dual(), handled), None
         axes = partial_axes(found)
         grad = held.tensor.grad
@@ -222,7 +259,7 @@ def _due(
             watch_noted(held.tensor)
         if axes:
             dtype = _wire_dtype(call, held)
-            said = _op_dtypes(call, dtype, axes, op_dtype)
+            said = _op_dtypes(call, dtype, axes, op_dtype, tags.reduce_dtype(held.tensor))
             if grad is not None:
                 own_memory(call, held)
             after = _with(found, dict.fromkeys(axes, R))
@@ -230,14 +267,18 @@ def _due(
 
 
 def _op_dtypes(
-    call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
+    call: str,
+    dtype: torch.dtype,
+    axes: Iterable[str],
+    op_dtype: torch.dtype | None,
+    of_fsdp: torch.dtype | None,
 ) -> tuple[torch.dtype, ...]:
     """Return the dtype to sum in over each axis: by default no narrower than the input."""
     found: list[torch.dtype] = []
     widest = dtype
     for axis in axes:
         by_policy = gradient_dtype(axis) if dtype.is_floating_point else None
-        found.append(op_dtype or by_policy or widest)
+        found.append(op_dtype or by_policy or of_fsdp or widest)
         said_dtypes(call, dtype, found[-1])
         widest = torch.promote_types(widest, found[-1])
     return tuple(found)
@@ -358,11 +399,15 @@ def _reduce(bucket: list[Due]) -> None:
 
 
 def _give(parameter: Tensor, grad: Tensor) -> None:
-    if local_part(parameter)[1]:
-        raise refused(
-            "reduce_gradients",
-            "FSDP2 left a parameter without a gradient on one rank only",
-        )
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is not None:
+        from torch.distributed.tensor import DTensor  # only where it is in use
+
+        whole: Any = parameter
+        grad = DTensor.from_local(
+            grad, mesh, whole.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
     parameter.grad = grad
 
 

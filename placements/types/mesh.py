@@ -8,13 +8,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
-from placements._torch import unseen
+from placements._torch import require, unseen, watch_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,6 +117,8 @@ class Mesh:
         # with the mesh.
         self.inferred: dict[Any, Any] = {}
         self.templates: dict[Any, Any] = {}
+        # DeviceMeshes of the same ranks that were made of this one, to be used again.
+        self.regrouped: dict[Any, DeviceMesh] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)
@@ -169,6 +172,13 @@ class Mesh:
     def seen_from(self, coordinate: Mapping[str, int]) -> "Mesh":
         """Return the same mesh as another rank sees it; sizes alone."""
         return Mesh(self.sizes, coordinate)
+
+    def rank(self) -> int:
+        """Return the global rank that sees the mesh so."""
+        number = 0
+        for axis, size in self.sizes.items():
+            number = number * size + self.place[axis]
+        return self.rank_order()[number]
 
     def rank_order(self) -> tuple[int, ...]:
         """Return the global ranks, row-major; what two presentations must share."""
@@ -232,4 +242,17 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         mesh,
     )
     setattr(mesh, _ATTRIBUTE, _Kept(made))
+    _live[next(_count)] = made
+    require("sharding")
+    watch_groups()  # from here on parameters may be sharded over ranks that have types
     return made
+
+
+_live: "WeakValueDictionary[int, Mesh]" = WeakValueDictionary()
+_count = count()
+
+
+def live_meshes() -> list[Mesh]:
+    """Return the meshes of DeviceMeshes that this rank has met, newest first."""
+    here = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return [mesh for _, mesh in sorted(_live.items(), reverse=True) if mesh.rank() == here]
