@@ -45,6 +45,8 @@ from placements._torch.schemas import element_slots as element_slots
 from placements._torch.schemas import op_name as op_name
 from placements._torch.schemas import schemas_of as schemas_of
 from placements._torch.schemas import signatures as signatures
+from placements._torch.sharded_tensors import GlobalView as GlobalView
+from placements._torch.sharded_tensors import part_of_dtensor as part_of_dtensor
 from placements._torch.supported import TESTED as TESTED
 from placements._torch.supported import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch.supported import unsupported as unsupported
