@@ -21,6 +21,16 @@ from placements._torch.distributed import set_distributed_globals as set_distrib
 from placements._torch.distributed import set_global_rank as set_global_rank
 from placements._torch.distributed import unregister_groups as unregister_groups
 from placements._torch.distributed import world as world
+from placements._torch.fsdp import HANDS_THROUGH as HANDS_THROUGH
+from placements._torch.fsdp import INSIDE_A_GROUP as INSIDE_A_GROUP
+from placements._torch.fsdp import Listener as Listener
+from placements._torch.fsdp import ShardedGroup as ShardedGroup
+from placements._torch.fsdp import group_class as group_class
+from placements._torch.fsdp import is_sharded as is_sharded
+from placements._torch.fsdp import listen_to_groups as listen_to_groups
+from placements._torch.fsdp import mesh_for_a_parameter as mesh_for_a_parameter
+from placements._torch.fsdp import mesh_info as mesh_info
+from placements._torch.fsdp import watch_groups as watch_groups
 from placements._torch.interception import REGISTRATION_HOOKS as REGISTRATION_HOOKS
 from placements._torch.interception import SCRIPTED as SCRIPTED
 from placements._torch.interception import STEP_HOOKS as STEP_HOOKS

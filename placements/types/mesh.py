@@ -115,6 +115,8 @@ class Mesh:
         # with the mesh.
         self.inferred: dict[Any, Any] = {}
         self.templates: dict[Any, Any] = {}
+        # DeviceMeshes of the same ranks that were made of this one, to be used again.
+        self.regrouped: dict[Any, DeviceMesh] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)
