@@ -157,8 +157,9 @@ class OptimizerState:
             )
         full = f"{OPTIMIZER}.{key}.{name}"
         ours, theirs = local_part(value)[0], local_part(owner.tensor)[0]
-        is_alike = value.shape == owner.tensor.shape or ours.shape == theirs.shape
-        if is_alike and ours.shape == theirs.shape:
+        # What FSDP2 leaves of a parameter on a rank without rows has one dim alone.
+        both_empty = ours.numel() == theirs.numel() == 0
+        if ours.shape == theirs.shape or (both_empty and value.shape == owner.tensor.shape):
             return Kept(full, owner, value, True)
         if value.dim() == 0 or not _is_cut(owner):
             return Kept(full, owner, ours.detach(), False)
