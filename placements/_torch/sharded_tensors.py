@@ -183,8 +183,8 @@ _COPIES: dict[Any, Callable[..., GlobalView]] = {
 
 def part_of_dtensor(tensor: Tensor) -> list[tuple[int, int]] | None:
     """Return which rows of each dim this rank holds of a DTensor: (first, how many)."""
-    asked: Any = getattr(cast(Any, tensor), CHUNK_LIST)
-    chunks = asked()
+    # Of its class: a tensor of a state dict may say something else of itself.
+    chunks: Any = getattr(cast(Any, type(tensor)), CHUNK_LIST)(tensor)
     if len(chunks) != 1:
         return None
     return list(zip(map(int, chunks[0].offsets), map(int, chunks[0].sizes), strict=True))

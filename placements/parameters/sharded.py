@@ -46,6 +46,11 @@ def sharded_state_dict(
     """
     call = "sharded_state_dict"
     known = meshes_or_current(call, meshes)
+    if any(mesh.axes and mesh.device_mesh is None for mesh in known):
+        raise ValueError(
+            f"{call}: {known[0]!r} is a mesh of sizes alone, whose other ranks are not "
+            "there to write their pieces; give a DeviceMesh"
+        )
     with unseen(), suspended(), torch.no_grad():
         held = saved_tensors(call, module, known)
         views = {MODEL + one.name: view_of(call, one, one.tensor) for one in held}
