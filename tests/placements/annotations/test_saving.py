@@ -141,6 +141,7 @@ def varying(directory: Path) -> None:
     assert module.weight.unique().tolist() == [rank]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_own_values_of_ranks_are_stacked(tmp_path: Path) -> None:
     run_ranks({"ep": 2}, varying, tmp_path, backend="gloo")
     whole = {"weight": torch.empty(2, 2, 2)}

@@ -32,7 +32,7 @@ def saved(mesh: str, directory: Path) -> list[float]:
 
 def resumed(mesh: str, path: Path) -> list[float]:
     trainer = Trainer(RECIPE, parse_parallel(mesh), *meshes_of(parse_parallel(mesh)))
-    checkpoints.load(trainer, path, SAVED)
+    checkpoints.load(trainer, path)
     return [trainer.step(step, nullcontext()) for step in range(SAVED + 1, STEPS + 1)]
 
 
@@ -83,7 +83,7 @@ def test_shards_are_of_several_ranks_and_load_on_one_device(
 ) -> None:
     assert {"__0_0.distcp", "__1_0.distcp"} <= manifest.read(written).files.keys()
     twin = one_device(RECIPE)
-    checkpoints.load(twin, written, SAVED, alone=True)
+    checkpoints.load(twin, written)
     found = [twin.step(step, nullcontext()) for step in range(SAVED + 1, STEPS + 1)]
     assert found == pytest.approx(expected[SAVED:], rel=1e-10)
     # the bias moved before the checkpoint, so it was saved and loaded
@@ -152,7 +152,7 @@ def test_a_foreign_checkpoint_is_refused_in_one_line(
         torch.distributed.checkpoint.save(one, checkpoint_id=tmp_path, no_dist=True)
     capfd.readouterr()
     with pytest.raises(Unusable, match="is no checkpoint of this model") as caught:
-        checkpoints.load(one_device(RECIPE), tmp_path, SAVED, alone=True)
+        checkpoints.load(one_device(RECIPE), tmp_path)
     assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
 
 
