@@ -7,7 +7,7 @@ plain tensors: `torch.save`, `load_state_dict` and copies are as ever.
 """
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ _INSTEAD = "save sharded_state_dict(module, meshes=...) instead"
 
 def tell_checkpoints(module: nn.Module) -> None:
     """Have the state dict of a module say which pieces its tensors are; called once."""
-    module.register_state_dict_post_hook(_note_pieces)
+    cast(Any, module).register_state_dict_post_hook(_note_pieces)
 
 
 def _note_pieces(module: nn.Module, state: Any, prefix: str, _: Any) -> None:

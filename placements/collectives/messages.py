@@ -8,7 +8,7 @@ import builtins
 import io
 import pickle
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, cast
 
 # Of Python itself, besides what pickle knows without a name.
 _PLAIN = {
@@ -46,6 +46,6 @@ class _Reader(pickle.Unpickler):
 
 
 def _is_record(found: Any) -> bool:
-    return isinstance(found, type) and (
-        issubclass(found, tuple | BaseException) or is_dataclass(found)
-    )
+    if not isinstance(found, type):
+        return False
+    return issubclass(found, tuple | BaseException) or is_dataclass(cast(Any, found))

@@ -153,11 +153,8 @@ def _opened(file: Path) -> dict[str, Any]:
     found = cast(dict[str, Any], content)
     digest = found.pop("digest", None)
     if digest != _digest(found):
-        raise ValueError(
-            "it is of another version"
-            if digest is None and found.get("format") == "spmd-moe train 1"
-            else "it is not what was written"
-        )
+        other = "it is of another program or version"
+        raise ValueError(other if digest is None else "it is not what was written")
     if found.pop("format", None) != FORMAT:
         raise ValueError("it is of another program or version")
     return found
