@@ -129,8 +129,13 @@ def _metadata(node: Any) -> Metadata:
     }
     if infos.keys() != wanted:
         raise NotPlain("it does not say of every piece where it is")
+    version = said.get("version")
     return Metadata(
-        tensors, _paths(said.get("planner_data")), infos, None, said.get("version")
+        tensors,
+        _paths(said.get("planner_data")),
+        infos,
+        None,
+        None if version is None else _text(version),
     )
 
 
