@@ -55,6 +55,10 @@ from placements.parameters.fsdp import fully_shard as fully_shard
 from placements.parameters.gradients import gradient_axes as gradient_axes
 from placements.parameters.gradients import reduce_gradients as reduce_gradients
 from placements.parameters.pieces import hold_pieces as hold_pieces
+from placements.parameters.sharded import (
+    load_sharded_state_dict as load_sharded_state_dict,
+)
+from placements.parameters.sharded import sharded_state_dict as sharded_state_dict
 from placements.parameters.wraps import look_at_wraps
 from placements.runtime.errors import BranchWarning as BranchWarning
 from placements.runtime.errors import PlacementError as PlacementError

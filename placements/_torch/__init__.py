@@ -59,6 +59,14 @@ from placements._torch.schemas import element_slots as element_slots
 from placements._torch.schemas import op_name as op_name
 from placements._torch.schemas import schemas_of as schemas_of
 from placements._torch.schemas import signatures as signatures
+from placements._torch.sharded_tensors import CHUNK_LIST as CHUNK_LIST
+from placements._torch.sharded_tensors import SHARD as SHARD
+from placements._torch.sharded_tensors import WRITE_ITEMS as WRITE_ITEMS
+from placements._torch.sharded_tensors import GlobalView as GlobalView
+from placements._torch.sharded_tensors import chunk_list as chunk_list
+from placements._torch.sharded_tensors import part_of_dtensor as part_of_dtensor
+from placements._torch.sharded_tensors import shard_at as shard_at
+from placements._torch.sharded_tensors import write_items as write_items
 from placements._torch.supported import TESTED as TESTED
 from placements._torch.supported import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch.supported import unsupported as unsupported
