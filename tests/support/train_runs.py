@@ -63,11 +63,16 @@ def ranks_of(pid: int) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def is_running(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """The letter of a process's state: R and S run, T is stopped, Z and "" have ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z", "X")
 
 
 def wait_until(holds: Callable[[], bool], run: Run | None = None) -> None:
