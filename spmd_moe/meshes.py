@@ -1,7 +1,11 @@
 """The two presentations of the ranks: dense for activations, sparse for experts."""
 
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, cast
 
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from placements import Mesh, as_mesh, current_mesh, unchecked
@@ -36,19 +40,44 @@ def has_axis(mesh: Mesh, axis: str) -> bool:
     return axis in mesh.sizes
 
 
-def make_sparse_mesh(parallel: Parallel, dense: Mesh) -> Mesh:
+def make_sparse_mesh(
+    parallel: Parallel, dense: Mesh, timeout: timedelta | None = None
+) -> Mesh:
     """Make the mesh (edp, ep, etp) over the ranks of `dense`, in the same order.
 
     Over a DeviceMesh this makes process groups, which all ranks must do together; layers
-    can share the result.
+    can share the result. `timeout` is that of the groups; by default torch's.
     """
     sizes = parallel.sparse_mesh()
     if dense.device_mesh is not None:
         kind = dense.device_mesh.device_type
         with unchecked():  # inside typecheck() the mesh's own tensors have no type
             ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
-            return as_mesh(DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes)))
+            return as_mesh(mesh_over(kind, ranks, tuple(sizes), timeout))
     return Mesh(sizes, _coordinate(sizes, dense))
+
+
+def mesh_over(
+    device_type: str, ranks: Tensor, axes: tuple[str, ...], timeout: timedelta | None
+) -> DeviceMesh:
+    """Make a mesh over all ranks whose groups have this timeout.
+
+    DeviceMesh itself gives its groups torch's default, 30 minutes, whatever the timeout of
+    the process group that they are made in.
+    """
+    if timeout is None:
+        return DeviceMesh(device_type, ranks, mesh_dim_names=axes)
+    groups = [_group_of(ranks.movedim(dim, -1), timeout) for dim in range(len(axes))]
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=axes)
+
+
+def _group_of(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a group of each row of ranks; return the one that this rank is in."""
+    if ranks.shape[-1] == dist.get_world_size():
+        return cast(dist.ProcessGroup, dist.group.WORLD)
+    rows = cast(Any, ranks.reshape(-1, ranks.shape[-1])).tolist()
+    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(rows, timeout=timeout)
+    return mine
 
 
 def _coordinate(sizes: Mapping[str, int], dense: Mesh) -> dict[str, int]:

@@ -1,10 +1,12 @@
-"""Send every rank's Python object to every rank: for reports, not for training.
+"""Send Python objects between ranks: for reports, not for training.
 
-Uses existing process groups and creates none. One collective of a fixed size carries most
-reports, because several small collectives would cost more than the training step.
+Uses existing process groups and creates none. Messages of a fixed size carry most reports,
+because more small collectives would cost more than the training step; what is longer
+follows.
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,10 +20,12 @@ from placements.runtime.state import suspended
 from placements.types.mesh import Mesh
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 # Bytes of the first collective. The first 8 of them hold the length of the message.
 _FIRST = 1 << 14
 _HEADER = 8
+_dist = cast(Any, dist)  # its signatures are not typed to the end
 
 
 def from_all_ranks(mesh: Mesh | None, value: T) -> dict[int, T]:
@@ -42,6 +46,87 @@ def from_all_ranks(mesh: Mesh | None, value: T) -> dict[int, T]:
         for axis in mesh.axes:
             known = _gathered(known, mesh.group(axis), device)
     return dict(sorted(known.items()))
+
+
+def judged(mesh: Mesh | None, value: T, judge: Callable[[dict[int, T]], V]) -> V:
+    """Return on all ranks what one of them concludes from the values of all.
+
+    `judge` gets rank -> its value, of the ranks that `from_all_ranks` would ask. If every
+    rank had all values, the work of all together would grow with the square of the ranks.
+    Communicates: a gather to the first rank, and a broadcast from it.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return judge({0: value})
+    known = {dist.get_rank(): value}
+    if mesh is not None and mesh.device_mesh is None:
+        return judge(known)
+    groups: list[Any] = [dist.group.WORLD]
+    device = "cpu"
+    if mesh is not None:
+        device = cast(Any, mesh.device_mesh).device_type
+        if mesh.num_ranks != dist.get_world_size():
+            groups = [mesh.group(axis) for axis in mesh.axes]
+    groups = [group for group in groups if dist.get_world_size(group) > 1]
+    with unseen(), suspended(), torch.no_grad():
+        # Over one axis after the other, as long as this rank is the first of its group.
+        asked = 0
+        for group in groups:
+            known = _at_first(known, group, device)
+            asked += 1
+            if dist.get_rank(group) != 0:
+                break
+        firsts = [dist.get_rank(group) == 0 for group in groups[:asked]]
+        message = b""
+        if all(firsts):
+            try:
+                verdict = judge(dict(sorted(known.items()))), None
+            except Exception as error:  # the others wait for an answer
+                verdict = None, error
+            message = pickle.dumps(verdict)
+        for group in reversed(groups[:asked]):
+            message = _from_first(message, group, device)
+    said, error = pickle.loads(message)
+    if error is not None:
+        raise error
+    return said
+
+
+def _at_first(known: dict[int, T], group: Any, device: str) -> dict[int, T]:
+    """Return what all ranks of the group know, on its first rank; on the others nothing."""
+    message = zlib.compress(pickle.dumps(known), 1)
+    mine = _padded(message, _FIRST).to(device)
+    rest = _tensor(message[_FIRST - _HEADER :]).to(device)
+    ranks, root = dist.get_world_size(group), dist.get_global_rank(group, 0)
+    if dist.get_rank(group) != 0:
+        _dist.gather(mine, None, dst=root, group=group)
+        if rest.numel():
+            _dist.send(rest, root, group=group)
+        return {}
+    parts = [torch.empty_like(mine) for _ in range(ranks)]
+    _dist.gather(mine, parts, dst=root, group=group)
+    merged = dict(known)
+    for rank, part in list(enumerate(parts))[1:]:
+        length = int.from_bytes(_bytes(part[:_HEADER].cpu()), "little")
+        body = _bytes(part[_HEADER : _HEADER + length].cpu())
+        if length > len(body):
+            more = torch.empty(length - len(body), dtype=torch.uint8, device=device)
+            _dist.recv(more, dist.get_global_rank(group, rank), group=group)
+            body += _bytes(more.cpu())
+        merged.update(pickle.loads(zlib.decompress(body)))
+    return merged
+
+
+def _from_first(message: bytes, group: Any, device: str) -> bytes:
+    """Return the message of the first rank of the group."""
+    root = dist.get_global_rank(group, 0)
+    part = _padded(message, _FIRST).to(device)
+    _dist.broadcast(part, root, group=group)
+    length = int.from_bytes(_bytes(part[:_HEADER].cpu()), "little")
+    if length <= _FIRST - _HEADER:
+        return _bytes(part[_HEADER : _HEADER + length].cpu())
+    whole = _tensor(message.ljust(length, b"\0")).to(device)
+    _dist.broadcast(whole, root, group=group)
+    return _bytes(whole.cpu())
 
 
 def _gathered(
@@ -68,6 +153,12 @@ def _gathered(
 def _padded(message: bytes, size: int) -> Tensor:
     whole = len(message).to_bytes(_HEADER, "little") + message
     return torch.frombuffer(bytearray(whole[:size].ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message) or bytearray(1), dtype=torch.uint8)[
+        : len(message)
+    ]
 
 
 def _bytes(part: Tensor) -> bytes:

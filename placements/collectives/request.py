@@ -407,7 +407,7 @@ def _splits(
 def _splits_in_trace(
     rows: int, ranks: AxisRanks, sends: Sequence[int], receives: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes, which are not known yet: compiled code looks at them in each run."""
+    """Return the sizes, not known yet: compiled code looks at them in each run."""
     for size in (*sends, *receives):
         check(size >= 0)
     check(sum(sends) == rows)

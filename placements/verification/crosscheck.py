@@ -135,12 +135,12 @@ def _missing(
 def _contradiction(axis: str, events: Mapping[int, Event]) -> PlacementError | None:
     (first_rank, first), *others = events.items()
     mine = first.claims[axis]
+    held = tuple(event.claims[axis].held for event in events.values())
     for rank, other in others:
         theirs = other.claims[axis]
         if (mine.letter, mine.dim) != (theirs.letter, theirs.dim):
             return _error(axis, events, first, f"{mine}", f"{theirs} on rank {rank}")
         if mine.letter == "S":
-            held = tuple(event.claims[axis].held for event in events.values())
             if mine.sizes != theirs.sizes or held != mine.sizes:
                 return _extents(axis, events, first)
         elif mine.letter in "RI":

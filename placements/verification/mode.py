@@ -8,7 +8,7 @@ of the block or at `check()`. So a claim that is wrong is found even if all type
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from placements._torch import on_accumulation, on_gradient, unseen, version_of
 from placements.checker.generators import RandomOp
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.mode import Typecheck
-from placements.collectives.objects import from_all_ranks
+from placements.collectives.objects import judged
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, UsedWithWith
 from placements.runtime.callsite import located, name_of
@@ -175,15 +175,14 @@ class Verify(Typecheck):
         if mesh is not None and mesh.device_mesh is None:
             return
         try:
-            logs = from_all_ranks(mesh, log)
+            lie, branches = judged(mesh, log, _verdict)
         except Exception as error:
             # Another rank is elsewhere: in a collective that this one did not run.
             error.add_note(f"verify: this rank was at the exchange of logs; {log.last()}")
             raise
-        lie = first_lie(logs)
         if lie is not None:
             raise lie
-        for branch in different_branches(logs):
+        for branch in branches:
             warn_user(f"verify: {branch}; types do not follow branches", BranchWarning)
 
     def crossing(
@@ -344,6 +343,12 @@ class Verify(Typecheck):
             handle.remove()
         self._hooks = []
         self._expected.stop()
+
+
+def _verdict(logs: Mapping[int, Log]) -> tuple[PlacementError | None, list[str]]:
+    """Compare the logs of all ranks: the first lie, or without one the branches."""
+    lie = first_lie(logs)
+    return lie, [] if lie is not None else different_branches(logs)
 
 
 class ExpectedGradients:

@@ -14,7 +14,7 @@ from spmd_moe.checks.scale import divisors
 from spmd_moe.checks.trace import Memory, Workload, trace
 from spmd_moe.config import MoEConfig, Parallel, check_together
 
-MOST_RANKS = 2**20  # that are compared
+MOST_RANKS = 2**14  # that are compared: for more the meshes take minutes
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Candidate:
 
 def feasible(config: MoEConfig, ranks: int, cp: int) -> list[Parallel]:
     """Return all degrees that make up `ranks` and into which the layer can be cut."""
-    if not 1 <= ranks <= MOST_RANKS or ranks % cp:
+    if ranks > MOST_RANKS:
         raise BadInput(
-            f"--ranks {ranks}: must be a multiple of cp ({cp}), at least 1 and at most "
-            f"{MOST_RANKS}"
+            f"--ranks {ranks}: at most {MOST_RANKS} are compared, as more would take "
+            "minutes; check the meshes that you think of one by one, by --mesh"
         )
+    if ranks < 1 or ranks % cp:
+        raise BadInput(f"--ranks {ranks}: must be a multiple of cp ({cp}), at least 1")
     found: list[Parallel] = []
     for tp, ep in product(divisors(ranks // cp), divisors(ranks)):
         for etp, sp in product(sorted({1, tp if ep > 1 else 1}), (False, True)):

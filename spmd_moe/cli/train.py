@@ -13,7 +13,7 @@ from rich.segment import ControlType
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.degrees import SYNTAX
 from spmd_moe.cli.train_options import make_job, option_of
-from spmd_moe.training.errors import RunError, Unusable
+from spmd_moe.training.errors import EXIT_STOPPED, RunError, Stopped, Unusable
 from spmd_moe.training.job import Job
 from spmd_moe.training.launch import launch, message_of
 from spmd_moe.training.manifest import checkpoints_in, step_of
@@ -35,10 +35,8 @@ The losses do not depend on the mesh. A run that was killed is continued from it
 complete checkpoint with the same command and --resume.
 """
 
-# What a process runs to be a rank. The launcher stops its ranks: Ctrl-C, which a terminal
-# sends to all processes, is for the launcher alone.
+# What a process runs to be a rank.
 START = """\
-import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
 from spmd_moe.cli.terminal import make_console
 from spmd_moe.training.rank import main; main(make_console())"""
 
@@ -113,6 +111,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if _is_told_by_another(world) and not args.debug:
             return 2
         raise BadInput(str(error)) from error
+    except Stopped as stopped:
+        if not _is_told_by_another(world):
+            print(f"spmd-moe train: {stopped}{_hint(args)}", file=sys.stderr)
+        return EXIT_STOPPED
     except (RunError, RuntimeError, OSError) as error:
         if args.debug:
             raise
@@ -143,9 +145,9 @@ def _train(
         train(job, world or ALONE, console)
     else:
         console.print(f"Starting {ranks} processes ({job.mesh}) ...", highlight=False)
-        arguments = ["-c", START, job.to_json(), *(["--debug"] if args.debug else [])]
+        arguments = [job.to_json(), *(["--debug"] if args.debug else [])]
         try:
-            launch(arguments, ranks, args.port, debug=args.debug)
+            launch(START, arguments, ranks, args.port, job.timeout)
         finally:  # a rank that is stopped leaves its progress bar
             Console(stderr=True).control(Control(*CLEAN_LINE))
 

@@ -16,10 +16,10 @@ from spmd_moe.cli.degrees import parse_parallel, print_parallel
 from spmd_moe.config import Parallel
 from spmd_moe.training.errors import Damaged
 from spmd_moe.training.job import Job
-from spmd_moe.training.launch import check_port
 from spmd_moe.training.lock import locked
 from spmd_moe.training.losses import read_losses
 from spmd_moe.training.manifest import Manifest, checkpoints_in, read_last, start_run
+from spmd_moe.training.meeting import check_port
 from spmd_moe.training.recipe import FIELDS, Recipe
 from spmd_moe.training.text import batch_of
 from spmd_moe.training.world import LAST_PORT, World, tasks_for_srun

@@ -1,5 +1,7 @@
 """Errors that end a training run."""
 
+EXIT_STOPPED = 143  # 128 and the number of SIGTERM, as a shell has it
+
 
 class RunError(Exception):
     """Says everything in one line, which is printed without a traceback."""
@@ -15,6 +17,10 @@ class Damaged(Unusable):
 
 class RankFailed(RunError):  # noqa: N818 - says which rank and why
     """Says which rank ended early, and why."""
+
+
+class Stopped(RunError):  # noqa: N818 - what happened, and no error
+    """Says that the run was asked to end, and did, after a step."""
 
 
 class LossesDiffer(RunError):  # noqa: N818 - a finding, not a failure of the program

@@ -1,128 +1,255 @@
-"""Start local processes by torch's own launcher; when one fails, say which and why."""
+"""Start local processes, watch over them, and say which failed first and why.
+
+The ranks meet at a store of this process, which listens on the loopback address alone. They
+are started with SIGTERM blocked until they are ready to heed it, and they end with this
+process, however it ends.
+"""
 
 import json
-import logging
 import os
 import re
 import signal
-import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
+from spmd_moe.training.errors import (
+    LossesDiffer,
+    RankFailed,
+    RunError,
+    Stopped,
+    Unusable,
 )
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from spmd_moe.training.meeting import HOST, host_store, listening
 
-from spmd_moe.training.errors import LossesDiffer, RankFailed, RunError, Unusable
-
-HOST = "127.0.0.1"
 LOST = "another rank ended or does not answer"
 # What a rank tells of the run, not of itself.
 OF_THE_RUN = {kind.__name__: kind for kind in (Unusable, LossesDiffer)}
-TRIES = 5  # ports, each of which another program can take before it is used
+REPORT = "SPMD_MOE_REPORT"  # in the environment of a rank: the file for its last words
+LAUNCHER = "SPMD_MOE_LAUNCHER"  # and the process that it must not outlive
+
+# What a rank does before anything else. If the launcher has ended, so does the rank: Linux
+# kills it then, also one that is stopped. Importing torch takes long, so it comes after.
+_FIRST = f"""\
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+if os.getppid() != int(os.environ["{LAUNCHER}"]):
+    os._exit(1)
+"""
+
+_LOOK = 0.02  # seconds between two looks at the ranks
+_PATIENCE = 2.0  # for the cause, after ranks that saw only its consequences
+_LEAST_TO_END = 60.0  # for a rank to end after another one did
 
 
-def free_ports() -> Iterator[int]:
-    """Yield a few ports that are free now."""
-    for _ in range(TRIES):
-        try:
-            with socket.socket() as probe:
-                probe.bind((HOST, 0))
-                port = probe.getsockname()[1]
-        except OSError:
-            continue
-        yield port
+def launch(
+    program: str, arguments: list[str], ranks: int, port: int | None, timeout: float
+) -> None:
+    """Run a Python program on processes of this machine and wait for them.
 
-
-def check_port(port: int) -> None:
-    """Raise Unusable if nothing can listen on `port`."""
+    SIGTERM and SIGHUP are passed on as SIGTERM, on which ranks save and end. A rank that is
+    stopped, or does not end when the others have, is waited for `timeout` seconds.
+    Raises RankFailed for the first rank that failed, what a rank told of the run, or
+    Stopped if they were asked to end; by then no process is left.
+    """
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
+        listener = listening(HOST, port or 0)
     except OSError as error:
         raise Unusable(
-            f"--port {port} cannot be used ({error}); give another, or none to have a free "
-            "one chosen"
+            f"no port of {HOST} can be had for the processes to meet ({error}); end "
+            "programs that hold them, or give a free one by --port"
         ) from None
+    store = host_store(listener, timeout)
+    with tempfile.TemporaryDirectory(prefix="spmd-moe-") as reports, _asked() as asked:
+        environment = {
+            **os.environ,
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": HOST,
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process has the store
+            LAUNCHER: str(os.getpid()),
+        }
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with _blocked():
+                for rank in range(ranks):
+                    own = {"RANK": str(rank), REPORT: str(Path(reports, str(rank)))}
+                    command = [sys.executable, "-c", _FIRST + program, *arguments]
+                    processes.append(subprocess.Popen(command, env=environment | own))
+            _Watch(processes, Path(reports), timeout, asked).until_the_end()
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
 
 
-def launch(arguments: list[str], ranks: int, port: int | None, *, debug: bool) -> None:
-    """Run Python with `arguments` on processes of this machine and wait for them.
+@contextmanager
+def _blocked() -> Generator[None]:
+    """Start processes with signals blocked that they must not end by.
 
-    Raises RankFailed for the first rank that failed, or what a rank told of the run, or
-    Unusable if there is no port for them to meet; by then no process is left.
+    Ctrl-C, which a terminal sends to all processes, is for the launcher; a rank unblocks
+    SIGTERM when it can heed it.
     """
-    logging.disable(logging.NOTSET if debug else logging.ERROR)  # told once, by us
-    for tried in free_ports() if port is None else [port]:
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _asked() -> Generator[list[signal.Signals]]:
+    """Collect the signals that ask this process to end; one that is ignored stays so."""
+    asked: list[signal.Signals] = []
+    before: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        asked.append(signal.Signals(number))
+
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        heeded = signal.getsignal(one) is not signal.SIG_IGN
+        if heeded and threading.current_thread() is threading.main_thread():
+            before[one] = signal.signal(one, note)
+    try:
+        yield asked
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+class _Watch:
+    """The ranks from their start to their end."""
+
+    def __init__(
+        self,
+        processes: list[subprocess.Popen[bytes]],
+        reports: Path,
+        timeout: float,
+        asked: list[signal.Signals],
+    ) -> None:
+        self._processes, self._reports = processes, reports
+        self._timeout, self._asked = timeout, asked
+        self._since: dict[object, float] = {}
+
+    def until_the_end(self) -> None:
+        """Wait until all ranks have ended; raise what went wrong."""
+        passed_on = False
+        while True:
+            exits = {rank: one.poll() for rank, one in enumerate(self._processes)}
+            ended = {rank: code for rank, code in exits.items() if code is not None}
+            if error := self._cause({rank: code for rank, code in ended.items() if code}):
+                raise error
+            if len(ended) == len(exits):
+                return
+            self._check_stopped([rank for rank in exits if rank not in ended])
+            if ended and self._lasts("the end", max(self._timeout, _LEAST_TO_END)):
+                late = min(rank for rank in exits if rank not in ended)
+                raise RankFailed(
+                    f"{self._named(late)} did not end when rank {min(ended)} had; it was "
+                    "killed"
+                )
+            if self._asked and not passed_on:
+                passed_on = True
+                for one in self._processes:
+                    one.send_signal(signal.SIGTERM)
+            if self._asked and self._lasts("being asked", self._timeout):
+                raise RankFailed(
+                    f"stopped by {self._asked[0].name}; ranks that had not ended within "
+                    f"{self._timeout:g} s (--timeout) were killed"
+                )
+            time.sleep(_LOOK)
+
+    def _cause(self, failed: Mapping[int, int]) -> RunError | None:
+        """Return what ended the run; None as long as that is not clear."""
+        if not failed:
+            return None
+        kinds = {rank: _kind(code, self._said(rank)) for rank, code in failed.items()}
+        kind = min(kinds.values())
+        rank = next(rank for rank in kinds if kinds[rank] == kind)
+        all_ended = len(failed) == len(self._processes)
+        if kind == _CONSEQUENCE:
+            self._check_stopped(range(len(self._processes)), after=0.0)
+            if not all_ended and not self._lasts("a consequence", _PATIENCE):
+                return None
+        if kind == _ASKED:
+            if not all_ended and not self._lasts("the save", self._timeout):
+                return None
+            said = self._said(rank)["message"]
+            return Stopped(said if not self._asked else self._by_the_launcher(said))
+        return failure_of(self._named(rank), failed[rank], self._said(rank))
+
+    def _by_the_launcher(self, said: str) -> str:
+        """Leave out which ranks got the signal first: all got it from here."""
+        said = re.sub(r" to rank [\d, ]+ after", " after", said)
+        return said.replace("SIGTERM", self._asked[0].name, 1)
+
+    def _said(self, rank: int) -> dict[str, str]:
         try:
-            return _launch_at(tried, arguments, ranks)
-        except dist.DistNetworkError as error:  # before any process was started
-            if "EADDRINUSE" not in str(error):
-                raise
-    tried = f"{TRIES} ports were" if port is None else f"--port {port} was"
-    raise Unusable(
-        f"no port of {HOST} can be had for the processes to meet ({tried} tried); end "
-        "programs that hold them, or give a free one by --port"
-    )
+            return json.loads((self._reports / str(rank)).read_text())
+        except FileNotFoundError:
+            return {"message": "", "kind": ""}
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} (pid {self._processes[rank].pid})"
+
+    def _check_stopped(self, ranks: Iterable[int], after: float | None = None) -> None:
+        """Raise RankFailed for a rank that is stopped, now and for some time."""
+        after = self._timeout if after is None else after
+        for rank in ranks:
+            if not _is_stopped(self._processes[rank]):
+                self._since.pop(("stopped", rank), None)
+            elif self._lasts(("stopped", rank), after):
+                raise RankFailed(
+                    f"{self._named(rank)} is stopped (SIGSTOP or the like) and did not "
+                    f"answer within {self._timeout:g} s (--timeout); all ranks were killed"
+                )
+
+    def _lasts(self, what: object, seconds: float) -> bool:
+        """Return whether `what`, which is the case now, has been for so long."""
+        since = self._since.setdefault(what, time.monotonic())
+        return time.monotonic() - since >= seconds
 
 
-def _launch_at(port: int, arguments: list[str], ranks: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="spmd-moe-") as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            run_id="spmd-moe",
-            rdzv_backend="static",
-            rdzv_endpoint=f"{HOST}:{port}",
-            rdzv_configs={"rank": 0, "timeout": 60},
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-            shutdown_timeout=5,
-            # Not SIGINT: on KeyboardInterrupt the ranks get SIGTERM, which ends them.
-            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
-        )
-        start = cast(Any, elastic_launch(config, sys.executable))
-        try:
-            start(*arguments)
-        except ChildFailedError as error:
-            raise first_cause(error) from None
-        except SignalException as error:
-            raise RankFailed(
-                f"stopped by {error.sigval.name}, and all ranks with it"
-            ) from None
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    if process.returncode is not None or not hasattr(os, "waitid"):
+        return False
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, process.pid, options) is not None
+    except ChildProcessError:
+        return False
 
 
-def first_cause(error: ChildFailedError) -> RunError:
-    """Find the rank that failed by itself: the others only saw a lost connection."""
+# What the end of a rank says about the cause, the best first.
+_OWN, _CONSEQUENCE, _ASKED = range(3)
 
-    def order(failure: ProcessFailure) -> tuple[int, int]:
-        if failure.exitcode == -signal.SIGTERM:
-            return 3, 0  # by the launcher, because of another
-        if failure.exitcode < 0:
-            return 0, 0
-        return (2 if LOST in str(failure.message) else 1), failure.timestamp
 
-    rank, first = min(error.failures.items(), key=lambda item: order(item[1]))
+def _kind(code: int, said: Mapping[str, str]) -> int:
+    if said["kind"] == Stopped.__name__:
+        return _ASKED
+    # Threads of the process group abort a rank whose peers are gone.
+    is_lost = code == -signal.SIGABRT or said["kind"] == RankFailed.__name__
+    return _CONSEQUENCE if is_lost or LOST in said["message"] else _OWN
+
+
+def failure_of(rank: str, code: int, said: Mapping[str, str]) -> RunError:
+    """Say how a rank failed, by its exit code and its last words."""
     others = "the other ranks were stopped"
-    if first.exitcode < 0:
-        name = signal.Signals(-first.exitcode).name
-        return RankFailed(f"rank {rank} (pid {first.pid}) was killed by {name}; {others}")
-    said: Any = first.message
-    if isinstance(said, str):  # not what `report` wrote
-        said = {"message": f"exit code {first.exitcode}", "kind": ""}
-    message, kind = said["message"], said["kind"]
+    if code < 0:
+        return RankFailed(f"{rank} was killed by {signal.Signals(-code).name}; {others}")
+    message, kind = said["message"] or f"exit code {code}", said["kind"]
     if kind in OF_THE_RUN:
         return OF_THE_RUN[kind](message)
-    return RankFailed(f"rank {rank} (pid {first.pid}) failed, {others}: {message}")
+    return RankFailed(f"{rank} failed, {others}: {message}")
 
 
 def message_of(error: Exception) -> str:
@@ -134,16 +261,9 @@ def message_of(error: Exception) -> str:
 
 
 def report(error: Exception) -> None:
-    """Write the file that the launcher reads, all of it or nothing.
-
-    torch's own writer can be stopped half-way, by the launcher, which then cannot read it.
-    """
-    path = os.environ["TORCHELASTIC_ERROR_FILE"]
-    said = {
-        "message": message_of(error),
-        "kind": type(error).__name__,
-        "extraInfo": {"timestamp": str(int(time.time()))},
-    }
+    """Write the file that the launcher reads, all of it or nothing."""
+    path = os.environ[REPORT]
+    said = {"message": message_of(error), "kind": type(error).__name__}
     with open(f"{path}.new", "w") as file:
-        json.dump({"message": said}, file)
+        json.dump(said, file)
     os.replace(f"{path}.new", path)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from placements import typecheck, verify
 from spmd_moe.training import checkpoints, manifest
+from spmd_moe.training.errors import Stopped
 from spmd_moe.training.job import Job
 from spmd_moe.training.losses import (
     Loss,
@@ -28,36 +29,44 @@ from spmd_moe.training.losses import (
     largest_difference,
 )
 from spmd_moe.training.plot import plot_losses
+from spmd_moe.training.stopping import heeding_sigterm, ranks_asked, say_stopped
 from spmd_moe.training.trainer import Trainer, one_device
 from spmd_moe.training.world import World, joined, meshes_of, wait_for_all
 
 
 def train(job: Job, world: World, console: Console) -> None:
     """Train on this rank; rank 0 says how it went."""
-    with joined(world, job.timeout):
-        trainer = Trainer(job.recipe, job.parallel, *meshes_of(job.parallel))
+    with heeding_sigterm() as is_asked, joined(world, job.timeout):
+        meshes = meshes_of(job.parallel, job.timeout)
+        trainer = Trainer(job.recipe, job.parallel, *meshes)
         compares = job.compare is not None and world.rank == 0
         twin = one_device(job.recipe) if compares else None
         start = _resume(job, trainer, twin)
         path = Path(job.log) if job.log is not None and world.rank == 0 else None
         with LossLog(path, start) as log, _progress(job, world, start) as show:
             began = time.monotonic()
-            for step in range(start + 1, job.steps + 1):
+            step, asked = start, list[int]()
+            while step < job.steps and not asked:
+                step += 1
                 loss = trainer.step(step, _checking(job, step, start))
                 beside = None if twin is None else twin.step(step, nullcontext())
                 log.add(Loss(step, loss, beside))
                 show(loss)
-                if job.directory is not None and _is_due(job, step):
+                asked = ranks_asked(is_asked())
+                if job.directory is not None and (asked or _is_due(job, step)):
                     checkpoints.save(
                         trainer, job.directory, step, mesh=job.mesh, keep=job.keep
                     )
             seconds = time.monotonic() - began
         if world.rank == 0:
-            console.print(_summary(job, trainer, log.losses, start, seconds))
+            console.print(_summary(job, trainer, log.losses, (start, step), seconds))
         wait_for_all()  # nobody leaves while another rank still receives
     if job.compare is not None and world.rank == 0:
         plot_losses(log.losses, Path(job.compare), job.mesh)
         check_equal(log.losses, job.recipe.dtype)
+    if step < job.steps:
+        saved = job.directory is not None
+        raise Stopped(say_stopped(asked, world.size, step, saved=saved))
 
 
 def _resume(job: Job, trainer: Trainer, twin: Trainer | None) -> int:
@@ -107,25 +116,30 @@ def _diverged(losses: list[Loss]) -> str:
 
 
 def _summary(
-    job: Job, trainer: Trainer, losses: list[Loss], start: int, seconds: float
+    job: Job,
+    trainer: Trainer,
+    losses: list[Loss],
+    between: tuple[int, int],
+    seconds: float,
 ) -> Table:
-    recipe, done = job.recipe, job.steps - start
+    start, end = between
+    recipe, done = job.recipe, end - start
     checked = f"types at step {start + 1}"
     if job.verify_every:
-        times = job.steps // job.verify_every - start // job.verify_every
+        times = end // job.verify_every - start // job.verify_every
         checked += f", types and values every {job.verify_every} steps ({times} times)"
     rows = {
         "mesh": job.mesh,
         "processes": str(job.parallel.num_ranks),
         "model": f"{trainer.num_parameters():,} parameters, {recipe.dtype}",
-        "steps": f"{start + 1} to {job.steps}",
+        "steps": f"{start + 1} to {end}",
         "loss": f"{losses[-done].loss:.6f} -> {losses[-1].loss:.6f}{_diverged(losses)}",
         "time": f"{seconds:.1f} s, {done * recipe.batch * recipe.seq_len / seconds:,.0f} "
         "tokens per second",
         "checked": checked,
     }
     if job.directory is not None:
-        rows["checkpoint"] = str(job.directory / manifest.name_of(job.steps))
+        rows["checkpoint"] = str(job.directory / manifest.name_of(end))
     if job.log is not None:
         rows["losses"] = job.log
     if job.compare is not None:

@@ -10,7 +10,13 @@ import torch
 
 from spmd_moe.config import MoEConfig, Parallel, check_together
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# Of the parameters, their gradients and AdamW's moments. A step in bfloat16 computes in it
+# by autocast: weights that were kept in it would not change by a small step.
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.float32,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,13 +50,19 @@ class Trainer:
             with checking:
                 assert_type(ids_BL, model.ids)
                 assert_type(targets_BL, model.ids)
-                loss = model.loss(model(ids_BL), targets_BL)
+                with self._computing():
+                    loss = model.loss(model(ids_BL), targets_BL)
                 cast(Any, loss).backward()
                 reduce_gradients(model, meshes=self.meshes)
                 update_expert_bias(model)
             clip_grad_norm_(model, MAX_NORM, meshes=self.meshes)
             cast(Any, self.optimizer).step()
         return loss.item()
+
+    def _computing(self) -> AbstractContextManager[Any]:
+        """Compute in bfloat16 if the recipe says so: autocast chooses the ops."""
+        is_low = self.recipe.dtype == "bfloat16"
+        return torch.autocast("cpu", torch.bfloat16, enabled=is_low)
 
     def _piece(self, ids_BL: Tensor) -> Tensor:
         """Return what this rank holds of a global batch."""

@@ -1,7 +1,6 @@
 """Find the ranks of a run: torchrun or Slurm started them, or this process is alone."""
 
 import gc
-import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from placements import Mesh, as_mesh
 from spmd_moe.config import Parallel
-from spmd_moe.meshes import make_sparse_mesh
+from spmd_moe.meshes import make_sparse_mesh, mesh_over
 from spmd_moe.training.errors import RankFailed, Unusable
+from spmd_moe.training.meeting import on_loopback, store_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class World:
     size: int
     address: str = "127.0.0.1"
     port: int = 29500
+    has_store: bool = False  # whoever started the ranks has the store at which they meet
 
 
 ALONE = World(0, 1)
@@ -56,7 +56,9 @@ def given_world(environment: Mapping[str, str], port: int | None = None) -> Worl
     if rank >= size:
         raise Unusable(f"this is rank {rank} of {size} in the environment; {_START}")
     meet_at = port or _whole(env, "MASTER_PORT", least=1, most=LAST_PORT, default=chosen)
-    return World(rank, size, env.get("MASTER_ADDR", address), meet_at)
+    # By torchrun, which has a store for itself, and by our launcher.
+    has_store = port is None and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return World(rank, size, env.get("MASTER_ADDR", address), meet_at, has_store)
 
 
 def tasks_for_srun(environment: Mapping[str, str]) -> int:
@@ -98,26 +100,35 @@ def joined(world: World, timeout: float) -> Generator[None]:
     Raises RankFailed if the ranks cannot meet.
     """
     torch.set_num_threads(1)  # the model is small: more would wait for each other
-    place: dict[str, Any] = {"rank": world.rank, "world_size": world.size}
+    with on_loopback(world.address):
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=_store(world, timeout),
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timedelta(seconds=timeout),
+            )
+        except (dist.DistError, OSError) as error:
+            raise RankFailed(
+                f"rank {world.rank} did not meet the others at "
+                f"{world.address}:{world.port} ({error}): start all {world.size} ranks, or "
+                "give another --port"
+            ) from None
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+            # Meshes and their groups refer to each other. Groups that are left to the end
+            # of the interpreter can abort it, where their threads let go of tensors.
+            gc.collect()
+
+
+def _store(world: World, timeout: float) -> Any:
     if world.size == 1:
-        place["store"] = cast(Any, dist).HashStore()  # needs no port
-    else:
-        os.environ["MASTER_ADDR"] = world.address
-        os.environ["MASTER_PORT"] = str(world.port)
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **place)
-    except dist.DistError as error:
-        raise RankFailed(
-            f"rank {world.rank} did not meet the others at {world.address}:{world.port} "
-            f"({error}): start all {world.size} ranks, or give another --port"
-        ) from None
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        # Meshes and their groups refer to each other. Groups that are left to the end of
-        # the interpreter can abort it, where their threads let go of tensors.
-        gc.collect()
+        return cast(Any, dist).HashStore()  # needs no port
+    hosts = world.rank == 0 and not world.has_store
+    return store_of(world.address, world.port, timeout, hosts=hosts)
 
 
 def wait_for_all() -> None:
@@ -125,8 +136,13 @@ def wait_for_all() -> None:
     cast(Any, dist).barrier()
 
 
-def meshes_of(parallel: Parallel) -> tuple[Mesh, Mesh]:
-    """Make the dense and the sparse mesh over the ranks of the process group."""
+def meshes_of(parallel: Parallel, timeout: float | None = None) -> tuple[Mesh, Mesh]:
+    """Make the dense and the sparse mesh over the ranks of the process group.
+
+    `timeout` is that of all their groups, in seconds; by default torch's.
+    """
     sizes = parallel.dense_mesh()
-    dense = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return as_mesh(dense), make_sparse_mesh(parallel, as_mesh(dense))
+    waits = None if timeout is None else timedelta(seconds=timeout)
+    ranks = torch.arange(parallel.num_ranks).reshape(tuple(sizes.values()))
+    dense = as_mesh(mesh_over("cpu", ranks, tuple(sizes), waits))
+    return dense, make_sparse_mesh(parallel, dense, waits)

@@ -8,6 +8,7 @@ module level. This file knows nothing about meshes or the simulator.
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import itertools
 import multiprocessing
@@ -17,6 +18,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -45,7 +47,10 @@ _STOP = b""
 _STARTED = b"started"
 _START_SECONDS = 120.0
 _SHUTDOWN_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1  # of Linux: the signal for a process whose parent ends
 _ANSWER_SECONDS = 2.0
+_CAUSE_SECONDS = 2.0
+_LOST = "/gloo/transport/"  # in the text of an error: a peer is gone
 _CAN_ASK = hasattr(faulthandler, "register")  # not on Windows
 _FRAME = re.compile(r'File "(.*)", line (\d+) in')
 
@@ -122,11 +127,31 @@ class _Pool:
             for pipe in cast(list[Connection], ready):
                 rank = waiting.pop(pipe)
                 reports[rank] = self._received(rank, pipe)
-                fine, value = reports[rank]
-                if not fine:
-                    headline = f"rank {rank} {value[0]}"
-                    raise self._failure(headline, reports, rank, value[2])
+                if not reports[rank][0]:
+                    first = self._first_cause(rank, waiting, reports)
+                    _, value = reports[first]
+                    headline = f"rank {first} {value[0]}"
+                    raise self._failure(headline, reports, first, value[2])
         return [reports[rank][1] for rank in range(len(self._pipes))]
+
+    def _first_cause(
+        self,
+        rank: int,
+        waiting: dict[Connection, int],
+        reports: dict[int, tuple[bool, Any]],
+    ) -> int:
+        """Return the rank that failed by itself, if `rank` has only lost a connection."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while _LOST in reports[rank][1][0]:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in cast(list[Connection], ready):
+                other = waiting.pop(pipe)
+                reports[other] = self._received(other, pipe)
+                if not reports[other][0] and _LOST not in reports[other][1][0]:
+                    return other
+        return rank
 
     def _received(self, rank: int, pipe: Connection) -> tuple[bool, Any]:
         try:
@@ -214,6 +239,7 @@ def _stack_file(directory: str, rank: int) -> Path:
 
 def _serve(rank: int, size: int, directory: str, timeout: float, pipe: Connection) -> None:
     """Run tasks in one process until it is told to stop."""
+    _end_with_the_caller()
     torch.set_num_threads(1)
     if _CAN_ASK:
         faulthandler.register(signal.SIGUSR1, _stack_file(directory, rank).open("w"))
@@ -235,6 +261,23 @@ def _serve(rank: int, size: int, directory: str, timeout: float, pipe: Connectio
                 dist.destroy_process_group()
                 return
             pipe.send_bytes(_report(message))
+
+
+def _end_with_the_caller() -> None:
+    """End this process when the one that has the pool ends, whatever a task does then.
+
+    A thread waits for that. Linux also kills this process with its parent, the server,
+    which ends with the caller too: so a task ends that is stopped or never leaves C.
+    """
+    caller = cast(Any, multiprocessing.parent_process())
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    def end() -> None:
+        wait([caller.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _next_message(pipe: Connection) -> bytes:

@@ -68,13 +68,11 @@ def test_another_error_tells_what_the_rank_did_last() -> None:
 def test_a_rank_that_others_do_not_meet_tells_how_far_it_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def timed_out(mesh: Any, log: Any) -> None:
+    def timed_out(mesh: Any, log: Any, judge: Any) -> None:
         raise RuntimeError("connection closed by peer")
 
     # The package's name `verify` is the function.
-    monkeypatch.setattr(
-        sys.modules["placements.verification.mode"], "from_all_ranks", timed_out
-    )
+    monkeypatch.setattr(sys.modules["placements.verification.mode"], "judged", timed_out)
     with pytest.raises(RuntimeError) as caught, verify():
         assert_type(torch.ones(2), {})
     assert "this rank was at the exchange of logs" in caught.value.__notes__[0]

@@ -3,27 +3,30 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from spmd_moe.cli.main import main
-from spmd_moe.training.launch import free_ports
 from spmd_moe.training.losses import read_losses
 from spmd_moe.training.manifest import checkpoints_in, step_of
+from tests.support.train_runs import (
+    LONG,
+    SMALL,
+    TIME,
+    Run,
+    ended,
+    free_port,
+    is_running,
+    ranks_of,
+    started,
+    wait_until,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
-
-ROOT = Path(__file__).parents[3]
-SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --experts 4 --seq 6 --batch 4".split()
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-LONG = ["--steps", "10000"]  # never reached
-TIME = 120  # seconds, on a machine that does much else
 
 
 @pytest.fixture(autouse=True)
@@ -32,57 +35,18 @@ def in_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-Run = subprocess.Popen[str]
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
-    """Commands of their own, whose Ctrl-C is not ours; none outlives the test."""
+    """Starts commands; none outlives the test."""
     runs: list[Run] = []
 
-    def started(*arguments: str, **environment: str) -> Run:
-        # Where pytest runs in the background Ctrl-C is ignored, and children inherit that.
-        heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        run = subprocess.Popen(
-            [sys.executable, "-m", "spmd_moe", *arguments],
-            env={**ENVIRONMENT, **environment}, start_new_session=True, preexec_fn=heeded,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        runs.append(run)
-        return run
+    def start_one(*arguments: str, **environment: str) -> Run:
+        runs.append(started(*arguments, **environment))
+        return runs[-1]
 
-    yield started
+    yield start_one
     for run in runs:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
-
-
-def ranks_of(pid: int) -> list[int]:
-    """The processes that run a rank, by number."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found: dict[int, int] = {}
-    for child in children:
-        if b"spmd_moe.training.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
-            said = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            (rank,) = (one[5:] for one in said if one.startswith(b"RANK="))
-            found[int(rank)] = int(child)
-    return [found[rank] for rank in sorted(found)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(holds: Callable[[], bool], run: Run | None = None) -> None:
-    deadline = time.monotonic() + TIME
-    while not holds():
-        assert run is None or run.poll() is None, run.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        ended(run)
 
 
 def test_a_run_is_killed_and_interrupted_and_ends_as_if_nothing_had_been(
@@ -131,7 +95,7 @@ def test_a_run_is_killed_and_interrupted_and_ends_as_if_nothing_had_been(
 
     # It goes on inside a job, to the end.
     last = last_saved() + 3
-    (port, *_) = free_ports()
+    port = free_port()
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     arguments = [*train, "--resume", "--steps", str(last), "--mesh", "cp=2"]
     other = start(*arguments, **job, RANK="1")

@@ -3,8 +3,12 @@
 import faulthandler
 import inspect
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from placements.testing import RankFailure, run_ranks
+from tests.support.train_runs import is_running, state_of, wait_until
 
 
 def doubled(x: torch.Tensor, module: torch.nn.Module) -> Any:
@@ -136,3 +141,37 @@ def result_without_pickle() -> Any:
 def test_results_that_cannot_travel_are_refused() -> None:
     with pytest.raises(RankFailure, match="pickle"):
         run_ranks(2, result_without_pickle, backend="gloo")
+
+
+def never_ends() -> None:
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        pass
+
+
+LOOPS = """
+import sys
+from placements.testing import run_ranks
+from tests.placements.testing.ranks.test_processes import never_ends, process_id
+if __name__ == "__main__":
+    print(*run_ranks(2, process_id, backend="gloo", timeout=600), flush=True)
+    run_ranks(2, never_ends, backend="gloo", timeout=600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_no_rank_outlives_the_process_that_has_the_pool(tmp_path: Path) -> None:
+    program = tmp_path / "loops.py"
+    program.write_text(LOOPS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(
+        [sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            assert run.stdout is not None
+            ranks = [int(pid) for pid in run.stdout.readline().split()]
+            wait_until(lambda: [state_of(pid) for pid in ranks] == ["T", "R"])
+        finally:
+            run.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in ranks))
