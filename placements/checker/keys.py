@@ -10,15 +10,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from placements.inference.numbers import RANK_NUMBERS, plain
+from placements.inference.numbers import RANK_NUMBERS, key_of_number, plain
 from placements.runtime import tags
 from placements.runtime.errors import type_or_error
 from placements.runtime.filled import is_behind
+from placements.types.tensor import identity_of
 
 # What stands for itself in a key, beside its class (True is not 1).
 PLAIN = frozenset({int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device})
 # Classes of tensors, which `isinstance` asks their metaclass for.
 TENSORS = frozenset({Tensor, nn.Parameter})
+_seen_of = tags.seen_of
 _BOUNDS = frozenset({int, NoneType})
 _is_all_int = frozenset({int}).issuperset
 
@@ -39,17 +41,26 @@ def key_of(arg: Any) -> tuple[Any, ...]:
                 return kind, start, stop, step
         return kind, key_of(bounds)
     if kind in RANK_NUMBERS:
-        return arg.key
+        return arg.key or key_of_number(arg)
     if kind in TENSORS or isinstance(arg, Tensor):
-        seen = tags.get_all(arg)
-        if seen[0] is not None and seen[0].fresh is not None and is_behind(arg):
-            return type_or_error(arg, "an op"), *seen[1:]
-        return seen
+        try:
+            return _seen_of(arg)
+        except AttributeError:
+            return seen_anew(arg, "an op")
     if isinstance(arg, list | tuple):
         return _key_of_items(kind, cast(Any, arg))
     if kind.__hash__ is None:
-        return kind, id(arg)
+        return kind, object()  # an array of numpy, say: no other call has this key
     return (float, not arg) if isinstance(arg, float) else (kind, arg)
+
+
+def seen_anew(x: Tensor, where: str) -> tags.Seen:
+    """What inference sees of a tensor without a type, or whose type is fresh or new."""
+    known = tags.get(x)
+    if known is not None and known.fresh is not None and is_behind(x):
+        known = type_or_error(x, where)
+    identity = None if known is None else known.identity or identity_of(known)
+    return identity, x.shape, x.dtype
 
 
 def _key_of_items(kind: Any, items: Any) -> tuple[Any, ...]:

@@ -193,7 +193,7 @@ class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
-    key: tuple[Facts, type, float]  # what stands for the number in keys
+    key: tuple["FactsIdentity", type, float] | None = None  # made by `key_of_number`
 
     def __neg__(self) -> Any:
         return belonging(-plain(self), replace(self.facts, cuts=()))
@@ -302,7 +302,7 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
         if facts is None:
             return int(value)
         made = super().__new__(cls, value)
-        made.facts, made.key = facts, (facts, cls, plain(value))
+        made.facts = facts
         return made
 
     def __index__(self) -> int:
@@ -325,7 +325,7 @@ class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOve
         if facts is None:
             return float(value)
         made = super().__new__(cls, value)
-        made.facts, made.key = facts, (facts, cls, plain(value))
+        made.facts = facts
         return made
 
     def is_integer(self) -> bool:
@@ -339,6 +339,33 @@ RankNumber: TypeAlias = RankInt | RankFloat
 
 # A set, because the hot path asks by class.
 RANK_NUMBERS = frozenset({RankInt, RankFloat})
+
+
+class FactsIdentity:
+    """Stands for equal facts in keys; code of C compares it."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+
+_MOST_FACTS = 4096
+_identities: dict[Facts, FactsIdentity] = {}
+
+
+def key_of_number(number: RankNumber) -> tuple[FactsIdentity, type, float]:
+    """Return what stands for the number in keys, and keep it with the number."""
+    if number.key is not None:
+        return number.key
+    facts = number.facts
+    identity = _identities.get(facts)
+    if identity is None:
+        if len(_identities) >= _MOST_FACTS:
+            _identities.clear()  # calls with equal facts are then inferred once more
+        identity = _identities[facts] = FactsIdentity(facts)
+    number.key = identity, number.__class__, plain(number)
+    return number.key
 
 
 def numbers_in(value: Any) -> Iterator[RankNumber]:

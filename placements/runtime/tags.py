@@ -21,7 +21,7 @@ from placements._torch import (
 )
 from placements.types.axis import AxisTypeLike, TypesLike
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import Identity, TensorType
 
 leave_out_of_pickles("_placements_")
 
@@ -51,9 +51,11 @@ STATED = "_placements_stated"
 
 # get(tensor): the tensor's type; None if it has none.
 get: Callable[[Tensor], TensorType | None] = attribute_of_tensors(TYPE)
-# get_all(tensor): what inference sees of a tensor: its type, its shape and its dtype.
-get_all: Callable[[Tensor], tuple[TensorType | None, torch.Size, torch.dtype]] = (
-    attribute_of_tensors(TYPE, "shape", "dtype")
+# seen_of(tensor): what inference sees of a tensor: what stands for its type, its shape and
+# its dtype. AttributeError if it has no type, or a fresh one, or one that is met first.
+Seen = tuple[Identity | None, torch.Size, torch.dtype]
+seen_of: Callable[[Tensor], Seen] = attribute_of_tensors(
+    TYPE, f"{TYPE}.steady_identity", "shape", "dtype"
 )
 # is_gradient(tensor): whether it was read as the gradient of a leaf.
 is_gradient: Callable[[Tensor], bool | None] = attribute_of_tensors(_OF_A_LEAF)

@@ -115,6 +115,7 @@ class Mesh:
         # with the mesh.
         self.inferred: dict[Any, Any] = {}
         self.templates: dict[Any, Any] = {}
+        self.identities: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)
