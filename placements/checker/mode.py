@@ -4,8 +4,7 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from types import FunctionType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,31 +15,32 @@ from placements.checker.call import Call, CallInference, UnknownForm, tensors_in
 from placements.checker.keys import (
     PLAIN,
     TENSORS,
+    Kept,
     WithNumbers,
-    as_plain,
     key_of,
+    plan_of,
     seen_anew,
 )
 from placements.checker.lookup import KNOWN, passed, resolve
 from placements.checker.numbers import Pieces, shape_of
-from placements.checker.refusals import refuse_bools, refuse_pieces, refused_by
+from placements.checker.refusals import (
+    check_fit,
+    paired,
+    refuse_bools,
+    refuse_pieces,
+    refused_by,
+)
 from placements.checker.writes import check_write, into
-from placements.inference.numbers import numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
-from placements.runtime.errors import (
-    MisfitError,
-    PlacementError,
-    refused_call,
-)
+from placements.runtime.errors import PlacementError, refused_call
 from placements.runtime.filled import Below, below, tell
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.scopes import Scope
 from placements.runtime.state import Checker, Observer, block_here, current, shared_axes
 from placements.runtime.unchecked import warned_without_a_mesh
-from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import Identity, TensorType, one_of
 
@@ -96,9 +96,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if here is None or here.mode is not self or not here.is_open:
             if current.mode is not self:  # a task that is in no block, or in another one
                 return func(*args, **(kwargs or {}))
-        try:
-            known = KNOWN[func]
-        except KeyError:
+        known = KNOWN.get(func)
+        if known is None:
             known = resolve(func)
         if known.__class__ is not Call:
             if known is passed:
@@ -127,8 +126,10 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             if kind in TENSORS:
                 try:
                     key.append(_seen_of(arg))
+                    continue
                 except AttributeError:
-                    key.append(seen_anew(arg, known.op.name))
+                    pass
+                key.append(seen_anew(arg, known.op.name))
             elif kind in PLAIN:
                 key += kind, arg
             elif kind is float:
@@ -141,10 +142,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
         given = args
-        try:
-            found: Any = self.memo[hashed]
-        except KeyError:
-            return self._call(known, func, args, kwargs or {}, hashed, None)
+        found: Any = self.memo.get(hashed)
         if found.__class__ is not TensorType:
             if found.__class__ is not WithNumbers:
                 return self._call(known, func, args, kwargs or {}, hashed, found)
@@ -171,7 +169,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: tuple[Any, ...],
-        kept: "_Kept | None",
+        kept: Kept | None,  # None: it is new
     ) -> Any:
         """A call that is new, or that writes, or gives several tensors or fresh ones."""
         is_new = kept is None
@@ -196,7 +194,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             typed = args[0] if known.in_place and args else result
             if is_new:
                 check_fit(known.op.name, typed, found)
-                plan = _plan(known, func, args, kwargs, found, written is not None)
+                plan = plan_of(known, func, args, kwargs, found, written is not None)
                 self.keep(self.memo, key, plan)
             if isinstance(result, Tensor) or typed is result:
                 result = _tagged(result, found)
@@ -286,30 +284,6 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 _UNTYPED = object()
 
 
-class _Kept(NamedTuple):
-    """The type of a call that takes more than to run it and to tag one result."""
-
-    type: Any
-
-
-def _plan(
-    call: Call,
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    found: Any,
-    writes: bool,
-) -> Any:
-    """What the memo keeps of a call: the type alone, if one new tensor gets it."""
-    if writes or found.__class__ is not TensorType or found.fresh is not None:
-        return _Kept(found)
-    if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
-        has_numbers = next(numbers_in(args), None) is not None
-        if has_numbers and next(tensors_in(args[1:]), None) is None:
-            return WithNumbers(found, tuple(map(as_plain, args[1:])))
-    return found
-
-
 def _let_torch_say(
     call: Call, func: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -328,38 +302,9 @@ def _let_torch_say(
         raise
 
 
-def check_fit(where: str, result: Any, found: Any) -> None:
-    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
-
-    Such a type would be a mistake of this package, and must not be handed out.
-    """
-    for tensor, known in _paired(result, found):
-        if tensor.dtype is torch.bool:
-            refuse_bools(where, tensor, known)
-        for dim, axes in known.cut_dims.items():
-            shard = known.by_axis[axes[-1]]
-            assert isinstance(shard, Shard) and shard.extent is not None
-            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
-            if dim >= tensor.dim() or tensor.shape[dim] != rows:
-                raise MisfitError(
-                    f"{where}: the inferred type {known!r} does not fit a result of shape "
-                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
-                    "report the line and the types of its operands"
-                )
-
-
-def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
-    """Each tensor of a result with its type; a list of types is repeated as needed."""
-    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
-    if not isinstance(result, list | tuple):
-        return [(result, types[0])] if isinstance(result, Tensor) else []
-    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
-    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
-
-
 def _tagged(result: Any, found: Any) -> Any:
     """Tag a tensor, or each of several, unless it is an operand of that type."""
-    for tensor, known in _paired(result, found):
+    for tensor, known in paired(result, found):
         if known.fresh is not None or tags.get(tensor) is not known:
             tags.put(tensor, known)
     return Pieces(result) if result.__class__ is tuple else result

@@ -52,6 +52,15 @@ class Facts:
 NOTHING = Facts((), "")
 
 
+class FactsIdentity:
+    """Stands for equal facts in keys: code of C compares it."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+
 def facts_of(value: object) -> Facts:
     """Return what is known of a number; a plain one is equal on all ranks."""
     return value.facts if isinstance(value, RankInt | RankFloat) else NOTHING
@@ -193,7 +202,7 @@ class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
-    key: tuple["FactsIdentity", type, float] | None = None  # made by `key_of_number`
+    key: tuple[FactsIdentity, type, float] | None = None  # made when it is first asked for
 
     def __neg__(self) -> Any:
         return belonging(-plain(self), replace(self.facts, cuts=()))
@@ -339,33 +348,6 @@ RankNumber: TypeAlias = RankInt | RankFloat
 
 # A set, because the hot path asks by class.
 RANK_NUMBERS = frozenset({RankInt, RankFloat})
-
-
-class FactsIdentity:
-    """Stands for equal facts in keys; code of C compares it."""
-
-    __slots__ = ("facts",)
-
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-
-
-_MOST_FACTS = 4096
-_identities: dict[Facts, FactsIdentity] = {}
-
-
-def key_of_number(number: RankNumber) -> tuple[FactsIdentity, type, float]:
-    """Return what stands for the number in keys, and keep it with the number."""
-    if number.key is not None:
-        return number.key
-    facts = number.facts
-    identity = _identities.get(facts)
-    if identity is None:
-        if len(_identities) >= _MOST_FACTS:
-            _identities.clear()  # calls with equal facts are then inferred once more
-        identity = _identities[facts] = FactsIdentity(facts)
-    number.key = identity, number.__class__, plain(number)
-    return number.key
 
 
 def numbers_in(value: Any) -> Iterator[RankNumber]:
