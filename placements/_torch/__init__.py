@@ -49,6 +49,7 @@ from placements._torch.interception import without_dispatch_modes as without_dis
 from placements._torch.modules import WatchesItsState as WatchesItsState
 from placements._torch.modules import held_by as held_by
 from placements._torch.modules import modules_below as modules_below
+from placements._torch.modules import registered_below as registered_below
 from placements._torch.modules import registered_in as registered_in
 from placements._torch.modules import tensor_in as tensor_in
 from placements._torch.probes import PARTS as PARTS

@@ -75,15 +75,15 @@ def leave_out_of_pickles(*prefix: str) -> None:
     cast(Any, Tensor).__getstate__ = __getstate__
 
 
-def attribute_of_tensors(name: str, *others: str) -> Callable[[Tensor], Any]:
+def attribute_of_tensors(name: str, *read: str) -> Callable[[Tensor], Any]:
     """Return a C function that reads an attribute of tensors: None where it was not set.
 
     The class answers for tensors without it. `getattr` with a default would be a call of
-    Python for each operand of each checked op. With the names of other attributes, which
-    all tensors have, it reads them all and returns a tuple.
+    Python for each operand of each checked op. If it is said what else to `read`, the
+    function returns that as a tuple; dots lead to attributes of attributes.
     """
     setattr(Tensor, name, None)
-    return attrgetter(name, *others)
+    return attrgetter(*(read or (name,)))
 
 
 def _without(prefix: tuple[str, ...], attributes: Any) -> Any:

@@ -1,33 +1,34 @@
 """Declare the types of tensors and of a module's parameters, and ask for a type."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from placements._torch import modules_below, tensor_in, unseen
+from placements._torch import unseen
 from placements.annotations.saving import tell_checkpoints
+from placements.annotations.stamps import (
+    check_same,
+    stamp_all_when_called,
+    stamp_when_called,
+)
 from placements.checker.padding import declare_padding
 from placements.inference.rules import DIM_REASONS
 from placements.runtime import tags
-from placements.runtime.callsite import located
-from placements.runtime.declared import declared, declared_of
-from placements.runtime.describe import described
-from placements.runtime.errors import mismatch, type_or_error, wrong_type
+from placements.runtime.declared import declared
+from placements.runtime.errors import type_or_error, wrong_type
 from placements.runtime.filled import up_to_date
 from placements.runtime.mesh import checked_mesh
-from placements.runtime.state import checkers, current, observer
-from placements.runtime.tags import declarations, mark_as_root, remember
+from placements.runtime.state import current, observer
+from placements.runtime.tags import declarations, remember
 from placements.types.axis import Shard, TypesLike
 from placements.types.index import Index
 from placements.types.tensor import TensorType
 from placements.types.text import as_axis_type
 
 T = TypeVar("T")
-
-_type_in = tags.get
 
 
 def assert_type(
@@ -129,15 +130,12 @@ def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
         if current.mode is not None:
             with unseen():
                 wanted = declared(checked_mesh(), given, tuple(tensor.shape))
-                _check_same("declare", name, tensor, wanted)
+                check_same("declare", name, tensor, wanted)
         if not declarations(owner):
-            called = _called(module, owner_name)
-            hook = _stamp_before if called is owner else _stamp_lists_before
-            called.register_forward_pre_hook(hook)
+            stamp_when_called(module, owner_name)
             tell_checkpoints(owner)
         remember(owner, leaf, given)
-    if mark_as_root(module):
-        module.register_forward_pre_hook(_stamp_tree_before)
+    stamp_all_when_called(module)
 
 
 def by_whole_name(
@@ -165,89 +163,3 @@ def _attribute(module: nn.Module, name: str) -> Any:
     for part in name.split("."):
         module = getattr(module, part, None)  # pyright: ignore[reportAssignmentType]
     return module
-
-
-def _check_same(where: str, name: str, tensor: Tensor, wanted: TensorType) -> None:
-    """Raise PlacementError if the tensor is known to have another type.
-
-    A tied parameter may have two declarations, and a tensor with a type of its own may
-    have taken the place of a declared parameter. Extents are left alone: outside of a
-    block a parameter may have been replaced by a piece of another length.
-    """
-    known = tags.get(tensor)
-    if known is None or known.fresh is not None or known.mesh != wanted.mesh:
-        return
-    for axis, t in wanted.items():
-        other = known[axis]
-        cuts = [x.dim for x in (t, other) if isinstance(x, Shard)]
-        if t.letter != other.letter or len(set(cuts)) > 1:
-            raise mismatch(
-                located(where), name, axis, repr(t), repr(other),
-                rule="a parameter is what it was declared to be, and this tensor is known "
-                "to be something else",
-                operands=[described(tensor, known)],
-            )  # fmt: skip
-
-
-# Modules that are never called: the module that holds them uses their parameters.
-_LISTS = (nn.ParameterList, nn.ParameterDict)
-
-
-def _called(module: nn.Module, path: str) -> nn.Module:
-    """Return the module of this name; of a list of parameters, the module that holds it."""
-    owner = module.get_submodule(path)
-    while path and isinstance(owner, _LISTS):
-        path = path.rpartition(".")[0]
-        owner = module.get_submodule(path)
-    return owner
-
-
-def stamp(module: nn.Module) -> None:
-    """Give the module's own parameters and buffers the types declared for them."""
-    lists = [child for child in module.children() if isinstance(child, _LISTS)]
-    _stamp([module, *lists])
-
-
-def _stamp(owners: Sequence[nn.Module]) -> None:
-    """Give the own tensors of modules their declared types, while checking is on.
-
-    It runs at each call of a module, and most tensors have their types from the last one.
-    """
-    mode = current.mode
-    if mode is None:
-        return
-    mesh, watcher = checked_mesh(), mode.observer
-    for owner in owners:
-        if tags.DECLARED not in owner.__dict__:
-            continue
-        for name, types in owner.__dict__[tags.DECLARED].items():
-            tensor = tensor_in(owner, name)
-            if tensor is None:  # a buffer that the module has taken away since
-                continue
-            settled = types.settled
-            if settled is not None and watcher is None and settled.mesh is mesh:
-                if _type_in(tensor) is settled:  # as after the last call
-                    continue
-            with unseen():
-                wanted = declared_of(mesh, types, tensor.shape)
-                if tags.get(tensor) is not wanted:
-                    _check_same(f"{type(owner).__name__}()", name, tensor, wanted)
-                    tags.put(tensor, wanted)
-                if watcher is not None:
-                    watcher.stamped(owner, name, tensor)
-
-
-def _stamp_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
-        _stamp((module,))
-
-
-def _stamp_lists_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
-        stamp(module)
-
-
-def _stamp_tree_before(module: nn.Module, args: Any) -> None:
-    """Stamp all that is below, because a parameter may be used by any module above it."""
-    if checkers.count:
-        _stamp(modules_below(module))

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from placements._torch import unseen
 from placements.annotations.checks import Checks
-from placements.annotations.declarations import stamp
 from placements.annotations.on import On, Variable
 from placements.annotations.saving import tell_checkpoints
+from placements.annotations.stamps import stamp
 from placements.runtime.state import checkers, current
 from placements.runtime.tags import STATED, declarations, remember
 

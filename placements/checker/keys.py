@@ -4,21 +4,31 @@ A key holds every fact that inference reads: of a tensor its type, shape and dty
 number that belongs to an axis also that, and of other arguments the class and the value.
 """
 
-from types import EllipsisType, NoneType
+from types import EllipsisType, FunctionType, NoneType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from placements.inference.numbers import RANK_NUMBERS, plain
+from placements.checker.call import Call, tensors_in
+from placements.inference.numbers import (
+    RANK_NUMBERS,
+    Facts,
+    FactsIdentity,
+    RankNumber,
+    numbers_in,
+    plain,
+)
 from placements.runtime import tags
 from placements.runtime.errors import type_or_error
 from placements.runtime.filled import is_behind
+from placements.types.tensor import TensorType, identity_of
 
 # What stands for itself in a key, beside its class (True is not 1).
 PLAIN = frozenset({int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device})
 # Classes of tensors, which `isinstance` asks their metaclass for.
 TENSORS = frozenset({Tensor, nn.Parameter})
+_seen_of = tags.seen_of
 _BOUNDS = frozenset({int, NoneType})
 _is_all_int = frozenset({int}).issuperset
 
@@ -39,17 +49,42 @@ def key_of(arg: Any) -> tuple[Any, ...]:
                 return kind, start, stop, step
         return kind, key_of(bounds)
     if kind in RANK_NUMBERS:
-        return arg.key
+        return arg.key or _key_of_number(arg)
     if kind in TENSORS or isinstance(arg, Tensor):
-        seen = tags.get_all(arg)
-        if seen[0] is not None and seen[0].fresh is not None and is_behind(arg):
-            return type_or_error(arg, "an op"), *seen[1:]
-        return seen
+        try:
+            return _seen_of(arg)
+        except AttributeError:
+            return seen_anew(arg, "an op")
     if isinstance(arg, list | tuple):
         return _key_of_items(kind, cast(Any, arg))
     if kind.__hash__ is None:
-        return kind, id(arg)
+        return kind, object()  # an array of numpy, say: no other call has this key
     return (float, not arg) if isinstance(arg, float) else (kind, arg)
+
+
+def seen_anew(x: Tensor, where: str) -> tags.Seen:
+    """What inference sees of a tensor without a type, or whose type is fresh or new."""
+    known = tags.get(x)
+    if known is not None and known.fresh is not None and is_behind(x):
+        known = type_or_error(x, where)
+    identity = None if known is None else known.identity or identity_of(known)
+    return identity, x.shape, x.dtype
+
+
+_MOST_FACTS = 4096
+_facts: dict[Facts, FactsIdentity] = {}
+
+
+def _key_of_number(number: RankNumber) -> tuple[Any, ...]:
+    """What stands for the number, kept with the number."""
+    facts = number.facts
+    identity = _facts.get(facts)
+    if identity is None:
+        if len(_facts) >= _MOST_FACTS:
+            _facts.clear()  # calls with equal facts are then inferred once more
+        identity = _facts[facts] = FactsIdentity(facts)
+    number.key = identity, number.__class__, plain(number)
+    return number.key
 
 
 def _key_of_items(kind: Any, items: Any) -> tuple[Any, ...]:
@@ -82,3 +117,27 @@ def as_plain(arg: Any) -> Any:
         items: list[Any] = [as_plain(item) for item in cast(Any, arg)]
         return items if isinstance(arg, list) else tuple(items)
     return plain(arg)
+
+
+class Kept(NamedTuple):
+    """The type of a call that takes more than to run it and to tag one result."""
+
+    type: Any
+
+
+def plan_of(
+    call: Call,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: Any,
+    writes: bool,
+) -> Any:
+    """What the memo keeps of a call: the type alone, if one new tensor gets it."""
+    if writes or found.__class__ is not TensorType or found.fresh is not None:
+        return Kept(found)
+    if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
+        has_numbers = next(numbers_in(args), None) is not None
+        if has_numbers and next(tensors_in(args[1:]), None) is None:
+            return WithNumbers(found, tuple(map(as_plain, args[1:])))
+    return found

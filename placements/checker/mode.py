@@ -4,7 +4,6 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -13,36 +12,43 @@ from torch.overrides import TorchFunctionMode
 
 from placements.checker.block import opened
 from placements.checker.call import Call, CallInference, UnknownForm, tensors_in
-from placements.checker.keys import PLAIN, TENSORS, WithNumbers, as_plain, key_of
+from placements.checker.keys import (
+    PLAIN,
+    TENSORS,
+    Kept,
+    WithNumbers,
+    key_of,
+    plan_of,
+    seen_anew,
+)
 from placements.checker.lookup import KNOWN, passed, resolve
-from placements.checker.numbers import Pieces
-from placements.checker.refusals import refuse_bools, refuse_pieces, refused_by
+from placements.checker.numbers import Pieces, shape_of
+from placements.checker.refusals import (
+    check_fit,
+    paired,
+    refuse_bools,
+    refuse_pieces,
+    refused_by,
+)
 from placements.checker.writes import check_write, into
-from placements.inference.numbers import numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
-from placements.runtime.errors import (
-    MisfitError,
-    PlacementError,
-    refused_call,
-    type_or_error,
-)
-from placements.runtime.filled import Below, below, is_behind, tell
+from placements.runtime.errors import PlacementError, refused_call
+from placements.runtime.filled import Below, below, tell
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.scopes import Scope
 from placements.runtime.state import Checker, Observer, block_here, current, shared_axes
 from placements.runtime.unchecked import warned_without_a_mesh
-from placements.types.axis import Shard
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import Identity, TensorType, one_of
 
 _MEMO_SIZE = 4096
 
 # Looked up once: this is the hot path.
 _type_of = tags.get
-_seen_of = tags.get_all
+_seen_of = tags.seen_of
 _TYPE = tags.TYPE
 _block_here = block_here.get
 _said_mesh = said_meshes.innermost.get
@@ -57,7 +63,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         self.observer: Observer | None = None
         self._mesh: Mesh | None = None
         self._scope: Scope[Mesh | None] | None = None
-        self._memo = NO_MESH.inferred
+        self.memo = NO_MESH.inferred
 
     def steps(self) -> "Steps[Typecheck]":
         outer = current.mode
@@ -96,25 +102,34 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known.__class__ is not Call:
             if known is passed:
                 return func(*args, **kwargs) if kwargs else func(*args)
+            if known is shape_of and not kwargs:  # the key is that of `shape_of`
+                try:
+                    if len(args) == 1:
+                        return self.memo[func, _seen_of(args[0])]
+                    if args[1].__class__ is int:
+                        return self.memo[func, _seen_of(args[0]), args[1]]
+                except (KeyError, AttributeError):
+                    pass
             return known(self, func, args, kwargs or {})
-        if kwargs and "out" in kwargs and kwargs["out"] is not None:
-            return into(self, known, func, args, kwargs)
         scope = _said_mesh()
-        if scope is None or scope is not self._scope or not scope.is_open:
+        if scope is not self._scope or scope is None or not scope.is_open:
             self._look_for_mesh()
         key: list[Any] = [known]
         every = args
         if kwargs:
+            if "out" in kwargs and kwargs["out"] is not None:
+                return into(self, known, func, args, kwargs)
             key += kwargs  # the names; a string among the values follows its class
             every = (*args, *kwargs.values())
         for arg in every:
             kind = arg.__class__
             if kind in TENSORS:
-                seen = _seen_of(arg)
-                tag = seen[0]
-                if tag is not None and tag.fresh is not None and is_behind(arg):
-                    seen = (type_or_error(arg, known.op.name), *seen[1:])
-                key += seen
+                try:
+                    key.append(_seen_of(arg))
+                    continue
+                except AttributeError:
+                    pass
+                key.append(seen_anew(arg, known.op.name))
             elif kind in PLAIN:
                 key += kind, arg
             elif kind is float:
@@ -126,17 +141,42 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if known.reads_floats:
             key.append(repr((args[1:], kwargs)))
         hashed = tuple(key)
-        found: Any = self._memo.get(hashed)
-        is_new = found is None
         given = args
-        if is_new:
-            found = self._found_anew(known, func, args, kwargs or {}, hashed)
-        elif found.__class__ is WithNumbers:
+        found: Any = self.memo.get(hashed)
+        if found.__class__ is not TensorType:
+            if found.__class__ is not WithNumbers:
+                return self._call(known, func, args, kwargs or {}, hashed, found)
             given = (args[0], *found.plain)
             found = found.type
+        try:
+            result = func(*given, **kwargs) if kwargs else func(*given)
+        except (RuntimeError, IndexError, ValueError) as error:
+            refuse_pieces(error, known.op.name, (args, kwargs))
+            raise
+        if result.__class__ is Tensor:
+            before = _type_of(result)
+            if before is None:
+                setattr(result, _TYPE, found)  # as tags.put, in one step
+            elif before is not found:  # else it is an operand: x.contiguous()
+                tags.put(result, found)
+            return result
+        return _tagged(result, found)
+
+    def _call(
+        self,
+        known: Call,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: tuple[Any, ...],
+        kept: Kept | None,  # None: it is new
+    ) -> Any:
+        """A call that is new, or that writes, or gives several tensors or fresh ones."""
+        is_new = kept is None
+        found = self._found_anew(known, func, args, kwargs, key) if is_new else kept.type
         told: Below | None = None
         written: Tensor | None = None
-        if known.in_place or (kwargs and "inplace" in kwargs and kwargs["inplace"]):
+        if known.in_place or kwargs.get("inplace"):
             written = cast(Tensor, args[0] if args else next(tensors_in(kwargs)))
             after = found if found.__class__ is TensorType else None
             if after is not None and written.dtype is torch.bool:
@@ -144,24 +184,22 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             check_write(known.op.name, written, cast(TensorType | None, after))
             told = below(written)
         try:
-            result = func(*given, **kwargs) if kwargs else func(*given)
+            result = func(*args, **kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
             refuse_pieces(error, known.op.name, (args, kwargs))
             raise
         if written is not None:
             tags.count_write(written)
-        if is_new and found is not _UNTYPED:
-            self._fits(hashed, known, args[0] if known.in_place and args else result, found)
-        if found.__class__ is TensorType and isinstance(result, Tensor):
-            before = _type_of(result)
-            if before is None and found.fresh is None:
-                setattr(result, _TYPE, found)  # as tags.put, in one step
-            elif before is not found or found.fresh is not None:
-                tags.put(result, found)  # else it is an operand: x.contiguous()
-        elif found is not _UNTYPED:
-            _tag(args[0] if known.in_place and args else result, found)
-            if result.__class__ is tuple:
-                return Pieces(result)
+        if found is not _UNTYPED:
+            typed = args[0] if known.in_place and args else result
+            if is_new:
+                check_fit(known.op.name, typed, found)
+                plan = plan_of(known, func, args, kwargs, found, written is not None)
+                self.keep(self.memo, key, plan)
+            if isinstance(result, Tensor) or typed is result:
+                result = _tagged(result, found)
+            else:
+                _tagged(typed, found)  # x[0] = y has no result
         if told is not None and written is not None:
             tell(told, written)
         return result
@@ -170,7 +208,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         """Find the memo of the current mesh, where it may be another one than before."""
         self._mesh = current_mesh()
         self._scope = _said_mesh()
-        self._memo = (self._mesh or NO_MESH).inferred
+        self.memo = (self._mesh or NO_MESH).inferred
 
     def _found_anew(
         self,
@@ -180,36 +218,17 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         kwargs: dict[str, Any],
         key: tuple[Any, ...],
     ) -> Any:
-        """Infer the type of a call that is not in the memo, and remember it."""
+        """Infer the type of a call that is not in the memo."""
         # What is called once has no other sizes. Types that differ in sizes hash alike.
-        types_met = tuple([hash(k) for k in key if k.__class__ is TensorType])
+        seen = [part[0] for part in key if part.__class__ is tuple]
+        types_met = tuple([hash(one.type) for one in seen if one.__class__ is Identity])
         again = types_met in call.met
         call.met.add(types_met)
         pattern = pattern_of(self._mesh or NO_MESH, key) if again else None
         found = None if pattern is None else pattern.known()
         if found is None:
             found = self._infer(call, func, args, kwargs, pattern)
-        if found is _UNTYPED:
-            return found
-        if found.__class__ is TensorType:
-            # One object for equal types: keys are compared by identity. Sizes do not hash.
-            one = (TensorType, found, *found.first_sizes())
-            found = self._memo.setdefault(one, found)
-        kept: Any = found
-        if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
-            has_numbers = next(numbers_in(args), None) is not None
-            if has_numbers and next(tensors_in(args[1:]), None) is None:
-                kept = WithNumbers(found, tuple(map(as_plain, args[1:])))
-        self.keep(self._memo, key, kept)
-        return found
-
-    def _fits(self, key: Any, call: Call, result: Any, found: Any) -> None:
-        """See that a new type fits its result; one that does not is not remembered."""
-        try:
-            check_fit(call.op.name, result, found)
-        except (MisfitError, PlacementError):
-            self._memo.pop(key, None)
-            raise
+        return one_of(found) if found.__class__ is TensorType else found
 
     def keep(self, memo: dict[Any, Any], key: Any, found: Any) -> None:
         """Remember what was found, in the memo of a mesh."""
@@ -283,39 +302,12 @@ def _let_torch_say(
         raise
 
 
-def check_fit(where: str, result: Any, found: Any) -> None:
-    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
-
-    Such a type would be a mistake of this package, and must not be handed out.
-    """
-    for tensor, known in _paired(result, found):
-        if tensor.dtype is torch.bool:
-            refuse_bools(where, tensor, known)
-        for dim, axes in known.cut_dims.items():
-            shard = known.by_axis[axes[-1]]
-            assert isinstance(shard, Shard) and shard.extent is not None
-            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
-            if dim >= tensor.dim() or tensor.shape[dim] != rows:
-                raise MisfitError(
-                    f"{where}: the inferred type {known!r} does not fit a result of shape "
-                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
-                    "report the line and the types of its operands"
-                )
-
-
-def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
-    """Each tensor of a result with its type; a list of types is repeated as needed."""
-    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
-    if not isinstance(result, list | tuple):
-        return [(result, types[0])] if isinstance(result, Tensor) else []
-    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
-    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
-
-
-def _tag(result: Any, found: Any) -> None:
-    """Tag a tensor, or each of several."""
-    for tensor, known in _paired(result, found):
-        tags.put(tensor, known)
+def _tagged(result: Any, found: Any) -> Any:
+    """Tag a tensor, or each of several, unless it is an operand of that type."""
+    for tensor, known in paired(result, found):
+        if known.fresh is not None or tags.get(tensor) is not known:
+            tags.put(tensor, known)
+    return Pieces(result) if result.__class__ is tuple else result
 
 
 class _Joined(Block[Checker]):

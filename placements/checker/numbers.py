@@ -34,7 +34,7 @@ from placements.runtime.mesh import checked_mesh, current_mesh
 from placements.runtime.state import current, suspended
 from placements.types.axis import WORDS, Shard
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import TensorType, identity_of
 
 
 def axis_rank(axis: str) -> int:
@@ -171,15 +171,12 @@ def shape_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     known = tags.get(args[0])
     if known is None or known.has_plain_sizes:
-        return result
-    if kwargs:
-        return _with_facts(known, result, args, kwargs)
-    # A dim may be counted from the end, so that of what it is the size depends on all dims.
-    key = (known, result, *((args[0].dim(), *args[1:]) if len(args) > 1 else ()))
-    found = known.mesh.inferred.get(key)
-    if found is None:
+        found = result
+    else:
         found = _with_facts(known, result, args, kwargs)
-        mode.keep(known.mesh.inferred, key, found)
+    if known is not None and not kwargs and all(dim.__class__ is int for dim in args[1:]):
+        seen = known.identity or identity_of(known), args[0].shape, args[0].dtype
+        mode.keep(mode.memo, (func, seen, *args[1:]), found)
     return found
 
 

@@ -1,7 +1,7 @@
 """The error for a call that inference or torch refuses: who is to blame, and what mends it.
 
 A fix is tried before it is offered: inference must take the changed operands, and torch the
-changed pieces.
+changed pieces. And the error for a type that does not fit the result it was inferred for.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import located, names_in_call
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, refused_call
+from placements.runtime.errors import MisfitError, PlacementError, mismatch, refused_call
 from placements.runtime.forgotten import any_questions, asked_before
 from placements.types.axis import WORDS, Shard
 from placements.types.tensor import TensorType
@@ -217,3 +217,32 @@ def _on_gradients(things: Sequence[Thing]) -> str:
         if known is not None and any(t.letter == "P" for t in known.types):
             return "reduce_gradients(module) after backward, before its use"
     return ""
+
+
+def check_fit(where: str, result: Any, found: Any) -> None:
+    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
+
+    Such a type would be a mistake of this package, and must not be handed out.
+    """
+    for tensor, known in paired(result, found):
+        if tensor.dtype is torch.bool:
+            refuse_bools(where, tensor, known)
+        for dim, axes in known.cut_dims.items():
+            shard = known.by_axis[axes[-1]]
+            assert isinstance(shard, Shard) and shard.extent is not None
+            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
+            if dim >= tensor.dim() or tensor.shape[dim] != rows:
+                raise MisfitError(
+                    f"{where}: the inferred type {known!r} does not fit a result of shape "
+                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
+                    "report the line and the types of its operands"
+                )
+
+
+def paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
+    """Each tensor of a result with its type; a list of types is repeated as needed."""
+    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
+    if not isinstance(result, list | tuple):
+        return [(result, types[0])] if isinstance(result, Tensor) else []
+    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
+    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]

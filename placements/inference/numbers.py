@@ -53,6 +53,15 @@ class Facts:
 NOTHING = Facts((), "")
 
 
+class FactsIdentity:
+    """Stands for equal facts in keys: code of C compares it."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+
 def facts_of(value: object) -> Facts:
     """Return what is known of a number; a plain one is equal on all ranks."""
     return value.facts if isinstance(value, RankInt | RankFloat) else NOTHING
@@ -203,7 +212,7 @@ class _Belongs:
     """What numbers of both kinds share."""
 
     facts: Facts
-    key: tuple[Facts, type, float]  # what stands for the number in keys
+    key: tuple[FactsIdentity, type, float] | None = None  # made when it is first asked for
 
     def __new__(cls, value: Any = 0, facts: Facts | None = None) -> Any:
         # Code that asks a number for its class (`statistics`) calls it with a number alone.
@@ -211,7 +220,7 @@ class _Belongs:
         if facts is None:
             return kind(value)
         made = kind.__new__(cls, value)
-        made.facts, made.key = facts, (facts, cls, plain(value))
+        made.facts = facts
         return made
 
     def __neg__(self) -> Any:

@@ -10,12 +10,12 @@ the result, with the extents of another call put in, is the type of that call to
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
-from placements.inference.numbers import Facts
+from placements.inference.numbers import FactsIdentity
 from placements.inference.terms import Operand
 from placements.types.axis import AxisType, Shard
 from placements.types.extents import Even, Extent, Rows
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import Identity, TensorType
 
 
 class SizeMatters(BaseException):
@@ -119,11 +119,11 @@ class Pattern:
         parts: list[Any] = []
         for part in key:
             kind = part.__class__
-            if kind is TensorType:
-                part = self._type(part)
-            elif kind is tuple:
+            if kind is tuple:
                 part = self._seen(part)
-            elif kind is Facts:
+            elif kind is Identity:
+                part = self._type(part)
+            elif kind is FactsIdentity:
                 raise SizeMatters
             elif isinstance(part, tuple):
                 part = self._shape(cast(Any, part))
@@ -137,11 +137,12 @@ class Pattern:
             size if size < 2 else sizes.setdefault(size, -1 - len(sizes)) for size in shape
         ])  # fmt: skip
 
-    def _type(self, found: TensorType) -> Any:
+    def _type(self, identity: Identity) -> Any:
+        found = identity.type
         if found.mesh is not self.mesh:
             raise SizeMatters
         if not found.cut_dims:
-            return found
+            return identity
         types = [
             (t.dim, self._extent(t.extent)) if isinstance(t, Shard) else t
             for t in found.types

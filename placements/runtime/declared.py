@@ -9,7 +9,7 @@ from placements.types.errors import ArgumentError
 from placements.types.extents import Even, Extent, Padded
 from placements.types.index import Index
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType, make
+from placements.types.tensor import TensorType, make, one_of
 from placements.types.text import as_axis_type
 
 
@@ -43,7 +43,7 @@ def declared(
     for dim, size in enumerate(shape):
         axes = [a for a, t in said.items() if isinstance(t, Shard) and t.dim == dim]
         said |= _bound_cuts(mesh, dim, size, {a: said[a] for a in axes})
-    return make(mesh, said, index)
+    return one_of(make(mesh, said, index))
 
 
 def declared_of(mesh: Mesh, said: Declaration, shape: tuple[int, ...]) -> TensorType:
@@ -51,8 +51,6 @@ def declared_of(mesh: Mesh, said: Declaration, shape: tuple[int, ...]) -> Tensor
     last = said.last
     if last is None or last[0] is not mesh or last[1] != shape:
         made = declared(mesh, said, shape)
-        # One object for equal types, so that keys are compared by identity.
-        made = mesh.inferred.setdefault(made, made)
         last = said.last = mesh, shape, made
         said.settled = None if made.cut_dims else made
     return last[2]

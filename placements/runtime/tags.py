@@ -24,7 +24,7 @@ from placements._torch import (
 )
 from placements.types.axis import AxisTypeLike, TypesLike
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType
+from placements.types.tensor import Identity, TensorType
 
 leave_out_of_pickles("_placements_", WRITE_ITEMS, CHUNK_LIST, SHARD)
 
@@ -57,9 +57,11 @@ STATED = "_placements_stated"
 
 # get(tensor): the tensor's type; None if it has none.
 get: Callable[[Tensor], TensorType | None] = attribute_of_tensors(TYPE)
-# get_all(tensor): what inference sees of a tensor: its type, its shape and its dtype.
-get_all: Callable[[Tensor], tuple[TensorType | None, torch.Size, torch.dtype]] = (
-    attribute_of_tensors(TYPE, "shape", "dtype")
+# seen_of(tensor): what inference sees of a tensor: what stands for its type, its shape and
+# its dtype. AttributeError if it has no type, or a fresh one, or one that is met first.
+Seen = tuple[Identity | None, torch.Size, torch.dtype]
+seen_of: Callable[[Tensor], Seen] = attribute_of_tensors(
+    TYPE, f"{TYPE}.steady_identity", "shape", "dtype"
 )
 # is_gradient(tensor): whether it was read as the gradient of a leaf.
 is_gradient: Callable[[Tensor], bool | None] = attribute_of_tensors(_OF_A_LEAF)
@@ -197,13 +199,26 @@ class Declaration(dict[str, AxisTypeLike]):
         return Declaration, (dict(self),)  # a copy of a module works its types out itself
 
 
+class _Declared:
+    """How often `declare` said something of a tensor."""
+
+    count = 0
+
+
+declared = _Declared()
+
+
 def remember(module: nn.Module, name: str, types: TypesLike) -> None:
     """Keep a declaration with the module; the tensors get it when the module is called."""
     module.__dict__.setdefault(DECLARED, {})[name] = Declaration(types)
+    declared.count += 1
 
 
-def mark_as_root(module: nn.Module) -> bool:
+def mark_as_root(module: nn.Module, mark: object) -> bool:
     """Note that `declare` was called for this module; whether that is new."""
-    is_new = _ROOT not in module.__dict__
-    module.__dict__[_ROOT] = True
-    return is_new
+    return module.__dict__.setdefault(_ROOT, mark) is mark
+
+
+def root_of(module: nn.Module) -> Any:
+    """Return the mark of a module that is a root."""
+    return module.__dict__[_ROOT]

@@ -119,6 +119,7 @@ class Mesh:
         self.templates: dict[Any, Any] = {}
         # DeviceMeshes of the same ranks that were made of this one, to be used again.
         self.regrouped: dict[Any, DeviceMesh] = {}
+        self.identities: dict[Any, Any] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)

@@ -6,7 +6,7 @@ cuts that run over tp.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Any, cast
 
 from placements.types.axis import AxisType, R, Shard, V, dual, print_types
 from placements.types.extents import Extent
@@ -25,12 +25,24 @@ from placements.types.text import as_axis_type
 ZERO, FILLED, EMPTY, MADE, LEAF = "zero", "filled", "empty", "made", "leaf"
 
 
+class Identity:
+    """Stands for a type in keys: the same object for equal types, as a rule.
+
+    A type is hashed and compared by code of Python, and this by code of C.
+    """
+
+    __slots__ = ("type",)
+
+    def __init__(self, of: "TensorType") -> None:
+        self.type = of
+
+
 class TensorType(Mapping[str, AxisType]):
     """axis -> AxisType on one mesh; equal to a plain dict that says the same."""
 
     __slots__ = (
-        "_hash", "by_axis", "cut_dims", "fresh", "has_plain_sizes", "index", "is_number",
-        "mesh", "orders", "pads", "types",
+        "_hash", "by_axis", "cut_dims", "fresh", "has_plain_sizes", "identity", "index",
+        "is_number", "mesh", "orders", "pads", "steady_identity", "types",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +70,9 @@ class TensorType(Mapping[str, AxisType]):
         self.cut_dims.update(orders)
         # Whether the tensor is one number that a factory gave a shape.
         self.is_number = fresh in (ZERO, FILLED)
+        # What stands for the type in keys, once somebody asked for it (`identity_of`). That
+        # of a fresh type is not steady: the tensor may have been written since.
+        self.identity: Identity | None = None
         # Equal types hash alike; that of a Shard is left to its letter and dim.
         cuts = tuple(self.cut_dims.items())
         letters = "".join([t.letter for t in types])
@@ -98,6 +113,13 @@ class TensorType(Mapping[str, AxisType]):
         if not isinstance(other, Mapping):
             return NotImplemented
         return self.says(cast(Mapping[str, object], other))
+
+    def __reduce__(self) -> Any:
+        said = self.mesh, self.types, self.orders, self.index, self.fresh, self.pads
+        return TensorType, said
+
+    def __deepcopy__(self, memo: object) -> "TensorType":
+        return self  # nothing changes a type
 
     def __repr__(self) -> str:
         return print_types(self)
@@ -179,6 +201,33 @@ class TensorType(Mapping[str, AxisType]):
         types = tuple(dual(t) for t in self.types)
         pads = tuple(Pads(p.validity, p.dims) for p in self.pads)
         return TensorType(self.mesh, types, self.orders, pads=pads)
+
+
+_MOST_TYPES = 4096  # that are kept on a mesh
+
+
+def identity_of(found: TensorType) -> Identity:
+    """Return what stands for the type, and all types that equal it, in keys."""
+    identities = found.mesh.identities
+    if len(identities) >= _MOST_TYPES:
+        identities.clear()  # equal types may then have two, and be inferred twice
+    # The sizes of pieces do not count in the hash of a type.
+    key = (found, *found.first_sizes())
+    identity = identities.get(key)
+    if identity is None:
+        identity = identities[key] = Identity(found)
+    found.identity = identity
+    if found.fresh is None:
+        found.steady_identity = identity
+    return identity
+
+
+def one_of(found: TensorType) -> TensorType:
+    """Return one object for all equal types, so that they are compared by identity."""
+    one = identity_of(found).type
+    if one is not found:
+        identity_of(one)
+    return one
 
 
 def make(
