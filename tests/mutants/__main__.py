@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +17,7 @@ from rich.table import Table
 from tests.mutants.equivalent import why_equivalent
 from tests.mutants.mutant import Mutant
 from tests.mutants.tables import mutants
-from tests.mutants.verdicts import Verdict, try_mutant
+from tests.mutants.verdicts import Verdict, try_mutants
 
 
 def main() -> int:
@@ -27,9 +28,14 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [m for m in mutants() if options.only in m.name]
     start = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        found = pool.imap(try_mutant, [m.name for m in chosen], chunksize=2)
+    # A process that is killed breaks this pool; multiprocessing.Pool would wait for it.
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, spawned) as pool:
+        waiting = [pool.submit(try_mutants, names) for names in _by_row(chosen)]
+        found = (verdict for done in as_completed(waiting) for verdict in done.result())
         verdicts = _followed(found, len(chosen), options.verbose)
+    order = {mutant.name: k for k, mutant in enumerate(chosen)}
+    verdicts.sort(key=lambda verdict: order[verdict.name])
     console = Console(width=120, highlight=False)
     console.print(_summary(chosen, verdicts))
     unexplained = _name_survivors(console, verdicts)
@@ -44,6 +50,15 @@ def main() -> int:
         f"{time.perf_counter() - start:.0f} s"
     )
     return 1 if unexplained or broken else 0
+
+
+def _by_row(chosen: list[Mutant]) -> list[list[str]]:
+    """The names of mutants that share a row of a table, so that one worker has them."""
+    rows: dict[str, list[str]] = {}
+    for mutant in chosen:
+        row = mutant.row.partition(",")[0] if mutant.table == "roles" else mutant.row
+        rows.setdefault(f"{mutant.table} {row}", []).append(mutant.name)
+    return list(rows.values())
 
 
 def _followed(found: Iterable[Verdict], total: int, verbose: bool) -> list[Verdict]:

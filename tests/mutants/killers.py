@@ -17,8 +17,6 @@ import placements.testing.laws.transitions_kept as moves
 from placements.inference import transitions
 from placements.testing import strategies
 from placements.testing.cases import OpCall, calls
-from placements.testing.forms import Report
-from placements.testing.forms import run as run_forms
 from placements.testing.laws import round_trips, tight
 from placements.testing.laws.comparison import Tally
 from placements.testing.laws.decided import SEVERAL_ROWS, check_decided
@@ -29,13 +27,13 @@ from placements.testing.laws.placed_calls import PlacedCall, placed_calls
 from placements.testing.laws.short_programs import check_program, programs
 from placements.testing.laws.sound import check_forgetting, check_sound, require_accepted
 from tests.laws import (
-    test_call_forms,
     test_kept_numbers,
     test_moves,
     test_round_trips,
     test_rules,
     test_sound,
 )
+from tests.mutants.known_forms import check_known, forms_of, known
 
 Law = Callable[[str], None]
 
@@ -47,6 +45,10 @@ EXAMPLES = {
     "sound": 60, "moves": 25, "programs": 40, "extents": 250, "decided": 10, "numbers": 60,
     "padding": 150,
 }  # fmt: skip
+
+
+# Forms of an op that are tried before the mutant is given up for a patient one.
+FORMS = 100
 
 
 def examples(kind: str, times: int = 1) -> settings:
@@ -186,56 +188,20 @@ def padding(argument: str) -> None:
     options(given(padded_calls(name=name))(law))()
 
 
-def forms(argument: str) -> None:
-    """Call forms of one op are accepted and true or refused; no fewer are accepted.
-
-    "add" has as many forms as the suite tries, "add 5" has five times as many.
-    """
-    name, _, factor = argument.partition(" ")
-    test_call_forms.check_forms([name], test_call_forms.FORMS * int(factor or 1))
-
-
-@functools.cache
-def accepted_about(argument: str) -> int:
-    """How many forms about a slot the tables accept as they are now."""
-    return sum(t.accepted for t in _about(argument).tallies.values())
-
-
-def _about(argument: str) -> Report:
-    name, slots, *factor = argument.split()
-    forms = test_call_forms.FORMS * int(factor[0] if factor else 1)
-    return run_forms([name], forms, about=slots.split(","))
-
-
-def slots(argument: str) -> None:
-    """Forms about one slot are accepted and true or refused; no fewer are accepted.
-
-    "sum dim,axis" are the forms of sum about the slot of these names. `accepted_about`
-    was asked before the tables changed.
-    """
-    report = _about(argument)
-    accepted = sum(t.accepted for t in report.tallies.values())
-    assert not report.failures, str(report)
-    assert accepted >= accepted_about(argument), f"{accepted} forms are accepted"
-
-
 def prepare(killer: Killer) -> None:
     """Ask the tables as they are for what the law compares with."""
     law, argument = killer
-    if law == "slots":
-        accepted_about(argument)
+    if law == "forms":
+        known(argument)
 
 
 def patient(killers: Sequence[Killer]) -> list[Killer]:
     """The same laws of ops with more examples, for a mutant that the first did not kill."""
-    laws = [
-        k
-        for k in killers
-        if k[0] in ("sound", "decided", "forms", "padding") and " " not in k[1]
-    ]
-    slots = [(law, f"{argument} 4") for law, argument in killers if law == "slots"]
-    most = 1 if laws and laws[0][0] == "forms" else 4
-    return [*slots, *((law, f"{name} 4") for law, name in laws[:most])]
+    names = ("sound", "decided", "padding")
+    laws = [k for k in killers if k[0] in names and " " not in k[1]]
+    about = dict.fromkeys(tuple(k[1].split()[:2]) for k in killers if k[0] == "forms")
+    forms = [forms_of(op, slots, FORMS, 4 * FORMS) for op, slots in about]
+    return [*forms, *((law, f"{name} 4") for law, name in laws[:4])]
 
 
 LAWS: dict[str, Law] = {
@@ -251,8 +217,7 @@ LAWS: dict[str, Law] = {
     "extents": extents,
     "programs": short_programs,
     "padding": padding,
-    "forms": forms,
-    "slots": slots,
+    "forms": check_known,
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from placements.inference.flows import elementwise
 from placements.inference.ops import OPS, ROWS, Row
 from placements.inference.padding import ABSORBS, FLIPS, KEEPS
-from tests.mutants.killers import Killer
+from tests.mutants.killers import FORMS, Killer
+from tests.mutants.known_forms import forms_of
 from tests.mutants.mutant import Mutant, sound
 from tests.mutants.of_ops import CALLED, called, some_names
 from tests.mutants.patches import Patches
@@ -46,9 +47,9 @@ def of_columns() -> Iterator[Mutant]:
         if row.forgets:
             yield _mutant(row, "may not forget", sound(*some_names(row)), forgets="")
         if row.takes:
-            forms = [("forms", n) for n in names[:2]]
+            forms = [forms_of(n, "", 0, FORMS) for n in names[:2]]
             yield _mutant(row, f"takes no {row.takes}", forms, takes="")
         if row.reads_floats:
             yield _mutant(
-                row, "floats are not read", [("forms", names[0])], reads_floats=False
+                row, "floats are not read", [forms_of(names[0], "", 0, FORMS)], reads_floats=False
             )

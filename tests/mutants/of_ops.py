@@ -1,6 +1,6 @@
 """Mutants of ops.py: the linearity of every row, and what it does along a cut dim."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +11,9 @@ from placements.inference.rules import NO_VALUES, Linearity
 from placements.inference.terms import Label
 from placements.testing.cases import call_names
 from placements.testing.laws.kept_numbers import KEEP_NUMBERS
+from tests.laws.test_call_forms import NOT_DRAWN
+from tests.mutants.killers import FORMS, Killer
+from tests.mutants.known_forms import forms_of
 from tests.mutants.mutant import Mutant, decided, sound
 from tests.mutants.patches import Patches
 
@@ -23,6 +26,15 @@ def some_names(row: Row, most: int = 2) -> list[str]:
     names = [next(n for n in pair if n in CALLED) for pair in forms if CALLED & {*pair}]
     step = max(len(names) // most, 1)
     return names[::step][:most]
+
+
+def forms_first(row: Row, names: Sequence[str]) -> tuple[Killer, ...]:
+    """The laws of a row's ops: forms of several of them, then what takes longer."""
+    every = [n for n in row.names.split() if n not in NOT_DRAWN]
+    few = every[:: max(len(every) // 4, 1)][:4]
+    forms = [forms_of(n, "", *part) for part in ((0, 40), (40, FORMS)) for n in few]
+    padding = [("padding", name) for name in names]
+    return (*forms, *decided(*names), *sound(*names), *padding)
 
 
 def called(row: Row) -> str:
@@ -41,7 +53,7 @@ def of_linearities() -> Iterator[Mutant]:
         if row.linearity is NO_VALUES:
             continue
         names = some_names(row)
-        killers = (*sound(*names), *decided(*names))
+        killers = forms_first(row, names)
         killers += tuple(("numbers", n) for n in names if n in KEEP_NUMBERS)
         for new in Linearity:
             if new not in (row.linearity, NO_VALUES):
@@ -75,7 +87,7 @@ def of_along() -> Iterator[Mutant]:
         if not row.along:
             continue
         names = some_names(row)
-        killers = (*sound(*names), *decided(*names))
+        killers = forms_first(row, names)
         old, new = ("a sum", ops.NEEDS_WHOLE) if row.along == SUM else ("refused", SUM)
         change = f"cut dim: {old} -> {'a sum' if new == SUM else 'refused'}"
         yield Mutant("ops", called(row), change, partial(_other_along, row, new), killers)

@@ -4,14 +4,17 @@
 them is which, so these two words are for the reader.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from placements.inference.op import parsed_slots
 from placements.inference.ops import OPS, ROWS, Row
 from placements.testing.forms.signatures import signatures
-from tests.mutants.mutant import Mutant
+from tests.laws.test_call_forms import NOT_DRAWN
+from tests.mutants.killers import FORMS, Killer
+from tests.mutants.known_forms import forms_of
+from tests.mutants.mutant import Mutant, decided, sound
 from tests.mutants.of_ops import called
 from tests.mutants.patches import Patches
 
@@ -59,6 +62,15 @@ def ways_with(row: Row, slot: str, others: Mapping[str, str]) -> Iterator[tuple[
                     yield name, each.kind
 
 
+def _killers(names: Sequence[str], slots: str) -> tuple[Killer, ...]:
+    """Forms about the slot first, few of each op, since most mutants die of the first."""
+    drawn = [name for name in names if name not in NOT_DRAWN]
+    steps = ((slots, 0, 10), (slots, 10, 40), ("", 0, 40), (slots, 40, FORMS))
+    forms = [forms_of(n, about, *few) for about, *few in steps for n in drawn]
+    others = [n for n in names if n in NOT_DRAWN]
+    return (*dict.fromkeys(forms), *sound(*others), *decided(*others))
+
+
 def of_roles() -> Iterator[Mutant]:
     for row in ROWS:
         roles, others = parsed_slots(row.slots)
@@ -67,13 +79,11 @@ def of_roles() -> Iterator[Mutant]:
             names = list(dict.fromkeys(name for name, _ in ways)) or row.names.split()
             few = names[:: max(len(names) // FEW, 1)][:FEW]
             own = ",".join(names_of(slot, others))
-            killers = [("forms", name) for name in few]
-            killers += [("slots", f"{name} {own}") for name in few if slot != "*"]
+            killers = _killers(few, "" if slot == "*" else own)
             takes_numbers = any(kind not in PLAIN for _, kind in ways)
             for new in OTHER_ROLES[role]:
                 if takes_numbers or (role, new) != ("flag", "size"):
                     yield Mutant(
                         "roles", f"{called(row)}, {slot}", f"{role} -> {new or 'left out'}",
-                        partial(_other_role, row, slot, new),
-                        tuple(killers),
+                        partial(_other_role, row, slot, new), killers,
                     )  # fmt: skip

@@ -144,7 +144,7 @@ def _plus_scaled(
 def where(op: Op, condition: Operand, input: Any = None, other: Any = None) -> Any:
     """Linear in the two branches, for a given condition; alone, where it is not zero."""
     if input is None and other is None:
-        return nonzero(op, condition, as_tuple=True)
+        return nonzero(replace(op, linearity=NONLINEAR), condition, as_tuple=True)
     if input is None or other is None:
         raise Refusal("where takes two branches, or none")
     branches = (input, other)

@@ -12,7 +12,7 @@ from typing import Any
 from placements.inference.combine import combine
 from placements.inference.flows.broadcast import adds, terms_of
 from placements.inference.op import SUM, Op
-from placements.inference.rules import DIM_REASONS, LINEAR, NONLINEAR, Linearity
+from placements.inference.rules import DIM_REASONS, LINEAR, Linearity
 from placements.inference.terms import (
     SHAPES,
     Addressed,
@@ -342,7 +342,7 @@ def masked_select(op: Op, input: Operand, mask: Operand) -> TensorType:
 def nonzero(op: Op, input: Operand, as_tuple: bool = False) -> Any:
     """Where the non-zero elements are: each rank finds its own, counted in each dim."""
     labels = tuple(Scattered() for _ in range(input.ndim))
-    found = combine(NONLINEAR, [Term(input, labels)], index=COMPUTED)
+    found = combine(op.linearity, [Term(input, labels)], index=COMPUTED)
     rows = [Index.of_rows(input.type.cuts(d), n) for d, n in enumerate(input.shape)]
     if as_tuple:
         return tuple(found.with_index(each) for each in rows or [Index(1)])

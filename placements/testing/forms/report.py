@@ -138,12 +138,19 @@ def run_op(
 ) -> Report:
     """Try `forms` call forms of one op, or form `only` alone."""
     require("drawing")
+    with limits():
+        return _run_op(op, range(forms) if only is None else [only], seed, about)
+
+
+@contextmanager
+def limits() -> Generator[None]:
+    """Judge forms inside: on one thread, without warnings, with bounded memory."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings(), _memory_left(MEMORY):
             warnings.simplefilter("ignore")
-            return _run_op(op, range(forms) if only is None else [only], seed, about)
+            yield
     finally:
         torch.set_num_threads(threads)
 
@@ -174,18 +181,28 @@ def _run_op(op: str, numbers: Iterable[int], seed: int, about: Collection[str]) 
     if not signatures(op):
         return report
     for number in numbers:
-        # What becomes of one form leaves the numbers of the others alone.
-        rng = random.Random(f"{seed}:{op}:{number}")
-        torch.default_generator.manual_seed(number)
-        for _ in range(ATTEMPTS):
-            form = draw_form(rng, op, about)
-            judgement = judge(form, random.Random(number))
-            if judgement.kind != "invalid":
-                _count(tally, form, judgement)
-                if judgement.fails:
-                    report.failures.append(_failure(form, judgement, number, seed))
-                break
+        found = first_valid(op, number, seed, about)
+        if found is not None:
+            form, judgement = found
+            _count(tally, form, judgement)
+            if judgement.fails:
+                report.failures.append(_failure(form, judgement, number, seed))
     return report
+
+
+def first_valid(
+    op: str, number: int, seed: int, about: Collection[str]
+) -> tuple[Form, Judgement] | None:
+    """Draw form `number` of an op and judge it; None if none runs on one device."""
+    # What becomes of one form leaves the numbers of the others alone.
+    rng = random.Random(f"{seed}:{op}:{number}")
+    torch.default_generator.manual_seed(number)
+    for _ in range(ATTEMPTS):
+        form = draw_form(rng, op, about)
+        judgement = judge(form, random.Random(number))
+        if judgement.kind != "invalid":
+            return form, judgement
+    return None
 
 
 def _count(tally: FormTally, form: Form, judgement: Judgement) -> None:
