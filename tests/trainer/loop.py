@@ -1,6 +1,5 @@
 """A training loop in which every feature of the table is an option."""
 
-import contextlib
 import copy
 import io
 import pickle
@@ -40,12 +39,12 @@ from spmd_moe import (
     update_expert_bias,
     z_loss,
 )
-from spmd_moe.training.language_model import LanguageModel, TransformerBlock
+from spmd_moe.training.language_model import LanguageModel
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.text import batch_of
 
-# Sequences of 7 positions are cut unevenly; four sequences make up to two microbatches on
-# each of two dp ranks.
+# Sequences of 7 positions are cut unevenly. Four sequences are two microbatches for each of
+# two dp ranks.
 RECIPE = Recipe(
     layers=2, dim=8, heads=2, hidden_dim=8, num_experts=4, seq_len=7, batch=4, seed=3
 )
@@ -79,9 +78,9 @@ class Options:
     copied: str = ""  # "deepcopy", "pickle"
     functional: bool = False
     meta: bool = False
-    steps: int = 3
+    steps: int = 2
     step_inside: bool = False  # the optimizer steps inside the block
-    checking: str = ""  # "typecheck", "verify"
+    checking: str = "first"  # "first" step, "typecheck" or "verify" at all steps, "never"
 
 
 @dataclass
@@ -99,6 +98,13 @@ class Setting:
 
     parallel: Parallel = Parallel()  # noqa: RUF009 - frozen
     fsdp: bool = False
+
+    def __str__(self) -> str:
+        p = self.parallel
+        degrees = {n: getattr(p, n) for n in ("dp", "tp", "ep") if getattr(p, n) > 1}
+        words = [f"{name}={n}" for name, n in degrees.items()]
+        words += ["sequence parallel"] * p.sequence_parallel + ["`fully_shard`"] * self.fsdp
+        return ", ".join(words) or "no mesh"
 
 
 def train(setting: Setting, options: Options) -> Trained:
@@ -123,7 +129,7 @@ def _train(setting: Setting, options: Options, meshes: Any) -> Trained:
     for step in range(options.steps):
         optimizer.zero_grad(set_to_none=options.set_to_none)
         batch = list(_microbatches(model, options, meshes, step))
-        with _checking(options):
+        with _checking(options, step):
             total: Any = 0.0
             for ids_BL, targets_BL in batch:
                 assert_type(ids_BL, model.ids)
@@ -197,18 +203,18 @@ def _checkpointed(module: nn.Module, kind: str) -> None:
 
 def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     kept = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
-    return (
-        CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+    return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _keeps_products() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
 
-def _checking(options: Options) -> AbstractContextManager[Any]:
-    ways = {"typecheck": typecheck, "verify": verify}
-    return ways[options.checking]() if options.checking else nullcontext()
+def _checking(options: Options, step: int) -> AbstractContextManager[Any]:
+    if options.checking == "verify":
+        return verify()
+    checked = options.checking == "typecheck" or (options.checking == "first" and not step)
+    return typecheck() if checked else nullcontext()
 
 
 def _microbatches(

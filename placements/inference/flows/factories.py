@@ -45,7 +45,7 @@ def _filled(mesh: Mesh, size: Any, value: Any) -> TensorType:
             expected="a Python number",
         )
     fill = ZERO if is_number(value) and value == 0 else FILLED
-    sizes = sizes_of(size)
+    mesh, sizes = _mesh_of(size, mesh), sizes_of(size)
     made = type_of_sizes(mesh, sizes, fill)
     if isinstance(value, Operand):
         shape = Operand(made, tuple(n.rows for n in sizes), "bool", NO_ARGUMENT)
@@ -54,6 +54,11 @@ def _filled(mesh: Mesh, size: Any, value: Any) -> TensorType:
     if isinstance(size, Operand):
         made = made.with_pads(padding.in_shape_of(size, 0 if fill == ZERO else None))
     return made
+
+
+def _mesh_of(size: Any, current: Mesh) -> Mesh:
+    """A tensor like another one lives on the mesh of that one, as its clone would."""
+    return size.type.mesh if isinstance(size, Operand) else current
 
 
 def uninitialised(
@@ -67,6 +72,7 @@ def uninitialised(
 
     In the sizes of a piece it is a piece, whatever it holds.
     """
+    mesh = _mesh_of(size, mesh)
     sized = type_of_sizes(mesh, sizes_of(size), EMPTY)
     fresh = MADE if V in sized.types else EMPTY  # plain sizes can be filled alike
     types = {axis: V if t == R else t for axis, t in sized.items()}
