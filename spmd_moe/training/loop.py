@@ -66,9 +66,9 @@ def _resume(job: Job, trainer: Trainer, twin: Trainer | None) -> int:
         return 0
     path = Path(job.resume)
     step = manifest.step_of(path)
-    checkpoints.load(trainer, path, step)
+    checkpoints.load(trainer, path)
     if twin is not None:
-        checkpoints.load(twin, path, step, alone=True)
+        checkpoints.load(twin, path)
     return step
 
 

@@ -24,7 +24,6 @@ from spmd_moe.training.recipe import DTYPES, Recipe
 from spmd_moe.training.text import batch_of
 
 MAX_NORM = 1.0
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, each of the type of its parameter
 
 
 class Trainer:
@@ -37,15 +36,6 @@ class Trainer:
         with set_current_mesh(dense):
             self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
-        self.set_step(0)
-
-    def set_step(self, step: int) -> None:
-        """Set the optimizer to what it is after `step` steps, but for its moments."""
-        for parameter in self.model.parameters():
-            state = self.optimizer.state[parameter]
-            state["step"] = torch.tensor(float(step))
-            for moment in MOMENTS:
-                state.setdefault(moment, torch.zeros_like(parameter))
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:
         """Run step `number` and return the loss of its batch before the step.
