@@ -7,6 +7,7 @@ everything that is missing in one error.
 - "modules": modules whose state keeps its precision.
 - "simulating": `run_ranks` on simulated ranks.
 - "drawing": the law of call forms.
+- "sharding": `fully_shard`, and the look at what FSDP2 does around typed modules.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -27,6 +28,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from placements._torch.bodies import body_of
 from placements._torch.distributed import OBJECT_TO_TENSOR, functional
+from placements._torch.fsdp import (
+    HANDS_THROUGH,
+    has_groups_of_parameters,
+    keeps_hooks_of_ddp,
+)
 from placements._torch.interception import (
     REGISTRATION_HOOKS,
     SCRIPTED,
@@ -316,6 +322,17 @@ PEERS: tuple[Use, ...] = (
               "programs in the words of torch"),
 )  # fmt: skip
 
+
+_FSDP = "torch.distributed.fsdp._fully_shard"
+
+SHARDING: tuple[Use, ...] = (
+    Use(f"{_FSDP}._fsdp_param_group.FSDPParamGroup", "see what FSDP2 reduces, and over "
+        "which ranks", has_groups_of_parameters),
+    _is_there(f"{_FSDP}._fsdp_param_group.{HANDS_THROUGH}", "keep the types of inputs"),
+    _is_there(f"{_FSDP}._fsdp_init._get_mesh_info", "name the copies and shards of a mesh"),
+    Use("DistributedDataParallel._comm_hooks", "see whether DDP sums", keeps_hooks_of_ddp),
+)  # fmt: skip
+
 DRAWING: tuple[Use, ...] = (
     Use("torch._C._jit_get_schemas_for_operator", "draw calls of every overload of an op",
         _has_schemas),
@@ -323,7 +340,7 @@ DRAWING: tuple[Use, ...] = (
 
 PARTS = {
     "checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS,
-    "drawing": DRAWING,
+    "drawing": DRAWING, "sharding": SHARDING,
 }  # fmt: skip
 
 _works: set[str] = set()
