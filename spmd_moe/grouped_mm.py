@@ -3,7 +3,8 @@
 `F.grouped_mm` where it can be used (it wants 16-byte strides and no float64), else the
 loop; both give the same numbers. The backward is the same op with the matrices
 transposed, and one outer product per group, so a group without rows gets the gradient
-zero, not None. To the checker the op is what `grouped_mm` is.
+zero, not None. To the checker the op is what `grouped_mm` is. Both look at the ends of the
+groups, so in compiled code each is one op of the graph.
 """
 
 from typing import Any
@@ -13,15 +14,20 @@ import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
 from torch import Tensor
 
 from placements import register_op
-from spmd_moe.permute import on_host
+from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
 
-_NAME = "spmd_moe::grouped_mm"
+_NAME, _OUTER_NAME = "spmd_moe::grouped_mm", "spmd_moe::grouped_outer"
 
 
 @torch.library.custom_op(_NAME, mutates_args=())
 def _grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     return _forward(rows_MK, matrices_GKN, ends_G)
+
+
+@torch.library.custom_op(_OUTER_NAME, mutates_args=())
+def _grouped_outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
+    return _outer(rows_MK, grads_MN, ends_G)
 
 
 register_op(_NAME, like="grouped_mm")
@@ -82,7 +88,8 @@ def _product(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     if _fits(rows_MK) and _fits(matrices_GKN) and rows_MK.shape[0] > 0:
         if rows_MK.device.type == "cpu":  # elsewhere a look at the ends would wait for them
             _spans(ends_G, rows_MK.shape[0])
-        return F.grouped_mm(rows_MK, matrices_GKN, offs=ends_G)
+        # Rows of a size that is no multiple of 16 bytes come with gaps in between.
+        return F.grouped_mm(rows_MK, matrices_GKN, offs=ends_G).contiguous()
     return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
 
 
@@ -94,10 +101,10 @@ def _outer(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
 
 def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     if rows_MK.is_meta:
-        return rows_MK.new_empty(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
+        return _outer_shape(rows_MK, grads_MN, ends_G)
     rows_KM = rows_MK.mT
     if _fits(rows_KM) and _fits(grads_MN) and rows_MK.shape[0] > 0:
-        return F.grouped_mm(rows_KM, grads_MN, offs=ends_G)
+        return F.grouped_mm(rows_KM, grads_MN, offs=ends_G).contiguous()
     out_GKN = rows_MK.new_zeros(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
     for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
@@ -153,17 +160,25 @@ def _backward(ctx: Any, grads_MN: Tensor) -> tuple[Tensor | None, Tensor | None,
     rows_MK, matrices_GKN, ends_G = ctx.saved_tensors
     grads_MN = grads_MN.contiguous()  # of `.sum()` it comes expanded
     wants_rows, wants_matrices, _ = ctx.needs_input_grad
-    d_rows = _forward(grads_MN, matrices_GKN.mT, ends_G) if wants_rows else None
+    product, outer = _forward, _outer
+    if is_dispatched(grads_MN):  # it is traced: there are no values to look at
+        product, outer = _grouped_mm, _grouped_outer
+    d_rows = product(grads_MN, matrices_GKN.mT, ends_G) if wants_rows else None
     if not wants_matrices:
         return d_rows, None, None
     if matrices_GKN.stride(-2) == 1:  # laid out as (G, N, K): so is the gradient, uncopied
-        return d_rows, _outer(grads_MN, rows_MK, ends_G).mT, None
-    return d_rows, _outer(rows_MK, grads_MN, ends_G), None
+        return d_rows, outer(grads_MN, rows_MK, ends_G).mT, None
+    return d_rows, outer(rows_MK, grads_MN, ends_G), None
 
 
 def _shape(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     return rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
 
 
+def _outer_shape(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
+    return rows_MK.new_empty(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
+
+
 _grouped_mm.register_autograd(_backward, setup_context=_save)  # pyright: ignore[reportUnknownMemberType]
 _grouped_mm.register_fake(_shape)  # pyright: ignore[reportUnknownMemberType]
+_grouped_outer.register_fake(_outer_shape)  # pyright: ignore[reportUnknownMemberType]

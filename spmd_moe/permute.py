@@ -55,7 +55,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
     Looks where looking costs no wait, on a CPU. Elsewhere it is left to the kernels, which
     stop the program at an index out of range.
     """
-    has_values = expert_ids_TK.device.type == "cpu" and not _is_dispatched(expert_ids_TK)
+    has_values = expert_ids_TK.device.type == "cpu" and not is_dispatched(expert_ids_TK)
     if not has_values or torch.compiler.is_compiling():
         return
     with unchecked():  # the result of this check is not used in the computation
@@ -70,7 +70,7 @@ def check_ids(expert_ids_TK: Tensor, num_experts: int) -> None:
         )
 
 
-def _is_dispatched(x: Tensor) -> bool:
+def is_dispatched(x: Tensor) -> bool:
     """Return whether a subclass computes by itself: its values may be elsewhere."""
     return cast(Any, type(x)).__torch_dispatch__ is not cast(Any, Tensor).__torch_dispatch__
 

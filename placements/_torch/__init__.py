@@ -36,6 +36,7 @@ from placements._torch.fsdp import watch_groups as watch_groups
 from placements._torch.interception import REGISTRATION_HOOKS as REGISTRATION_HOOKS
 from placements._torch.interception import SCRIPTED as SCRIPTED
 from placements._torch.interception import STEP_HOOKS as STEP_HOOKS
+from placements._torch.interception import check as check
 from placements._torch.interception import in_transform as in_transform
 from placements._torch.interception import is_eager as is_eager
 from placements._torch.interception import modes as modes

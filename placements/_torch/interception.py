@@ -57,6 +57,10 @@ def stance() -> tuple[Any, str, Any] | None:
     return frames, "_stance", frames.DynamoStance("force_eager")
 
 
+# check(condition): compiled code may rely on it, and looks at it in each run.
+check: Any = torch._check
+
+
 def is_eager() -> bool:
     """Return whether torch.compile has the stance that runs code as it is written."""
     kept = stance()

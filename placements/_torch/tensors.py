@@ -11,6 +11,8 @@ import torch.utils._pytree as _pytree
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from placements._torch import guarded
+
 # Nested tuples, lists and dicts of tensors.
 pytree: Any = _pytree
 
@@ -111,6 +113,8 @@ def hooks_of(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
 
 def in_backward() -> bool:
     """Return whether autograd is at work, as it is when a checkpoint computes again."""
+    if torch.compiler.is_dynamo_compiling():
+        return guarded.in_backward
     return backward_pass() != -1
 
 

@@ -88,6 +88,9 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
                 checks.finish()
         return result
 
+    # Code of its own: torch.compile counts for each code how often it was compiled, and
+    # gives up after a few times.
+    wrapper.__code__ = wrapper.__code__.replace(co_name=wrapper.__name__)
     return wrapper
 
 

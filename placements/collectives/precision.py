@@ -102,12 +102,18 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
     for `reduce_gradients`.
     """
 
+    of = _policy
+
     def __init__(self, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> None:
+        super().__init__(dtype)
+
+    @staticmethod
+    def read(said: torch.dtype | Mapping[str, torch.dtype] | None) -> _Policy:
         policy: _Policy = {}
-        if isinstance(dtype, Mapping):
-            policy = {**_policy.get(), **dtype}
-        elif dtype is not None:
-            policy = {None: dtype}
+        if isinstance(said, Mapping):
+            policy = {**_policy.get(), **said}
+        elif said is not None:
+            policy = {None: said}
         for axis, one in policy.items():
             if not isinstance(one, torch.dtype) or not one.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
                 where = "" if axis is None else f" for axis {axis!r}"
@@ -115,12 +121,7 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
                     f"set_gradient_dtype takes a floating-point dtype such as "
                     f"torch.float32, or a mapping of axes to them; got {one!r}{where}"
                 )
-        self.prepare(_policy, policy)
-        try:
-            self.begin()
-        except BaseException:
-            self.scope.is_open = False
-            raise
+        return policy
 
 
 def gradient_dtype(axis: str) -> torch.dtype | None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements._torch import unseen
+from placements._torch import check, unseen
 from placements.collectives.errors import (
     extent_left_out,
     gradient_dropped,
@@ -38,7 +38,7 @@ from placements.runtime import tags
 from placements.runtime.errors import type_or_error
 from placements.runtime.gradient_notes import Step, note_move
 from placements.runtime.gradient_watch import follow_hook
-from placements.runtime.ledger import Ledger, active_ledger
+from placements.runtime.ledger import UNRECORDED, Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
 from placements.runtime.state import current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
@@ -127,6 +127,8 @@ def _read(
     gradients, record = None, None
     if ranks.size > 1:
         record = active_ledger()
+        if record is not None and torch.compiler.is_dynamo_compiling():
+            raise ValueError(f"{call}: {UNRECORDED}")
         gradients = gradient_dtype(ranks.axis) if x.requires_grad else None
     if dst is None:
         raise ValueError(
@@ -388,6 +390,8 @@ def _splits(
             f"split sizes need one entry for each of the {ranks.size} ranks of axis "
             f"{ranks.axis!r}, got {len(sends)} and {len(receives)}"
         )
+    if torch.compiler.is_dynamo_compiling():
+        return _splits_in_trace(rows, ranks, sends, receives)
     if sum(sends) != rows or min(*sends, *receives) < 0:
         raise ValueError(
             f"input_split_sizes {list(sends)} must be >= 0 and sum to the {rows} rows"
@@ -397,4 +401,16 @@ def _splits(
             f"the only rank of axis {ranks.axis!r} sends itself {sends[0]} rows, but "
             f"output_split_sizes says that {receives[0]} come"
         )
+    return tuple(sends), tuple(receives)
+
+
+def _splits_in_trace(
+    rows: int, ranks: AxisRanks, sends: Sequence[int], receives: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes, which are not known yet: compiled code looks at them in each run."""
+    for size in (*sends, *receives):
+        check(size >= 0)
+    check(sum(sends) == rows)
+    if ranks.size == 1:
+        check(sends[0] == receives[0])
     return tuple(sends), tuple(receives)

@@ -12,6 +12,13 @@ from placements.runtime.blocks import Block, Steps, block
 from placements.runtime.scopes import Scoped
 
 
+# Why a collective is not compiled while a ledger is open.
+UNRECORDED = (
+    "compiled code tells no ledger() what it sends; call the function outside of ledger(), "
+    "or record it uncompiled"
+)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One collective: `nbytes` is what this rank hands to it, with the padding if any."""

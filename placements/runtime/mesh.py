@@ -61,12 +61,12 @@ class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the 
     A mesh without axes, `{}`, says that there is one device. With None nothing is said.
     """
 
+    of = said_meshes
+
     def __init__(self, mesh: "MeshLike | None") -> None:
-        made = None if mesh is None else as_mesh(mesh)
-        sets.count += made is not None
-        self.prepare(said_meshes, made)
-        try:
-            self.begin()
-        except BaseException:
-            self.scope.is_open = False
-            raise
+        super().__init__(mesh)
+        sets.count += mesh is not None
+
+    @staticmethod
+    def read(said: "MeshLike | None") -> Mesh | None:
+        return None if said is None else as_mesh(said)

@@ -9,7 +9,9 @@ open, and the value is that of the innermost open scope.
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch
 
 from placements.runtime.blocks import Block, Steps, block
 
@@ -34,23 +36,28 @@ class Scoped(Generic[T]):
     """The value of the innermost open scope of this context, or a default."""
 
     def __init__(self, name: str, default: T) -> None:
-        self._default = default
         self.innermost: ContextVar[Scope[T] | None] = ContextVar(name, default=None)
+        self._outermost = _outermost(default, self.innermost)
 
     def get(self) -> T:
-        scope = self.innermost.get()
-        if scope is None:
-            return self._default
+        scope: Scope[T] = self._outermost.innermost
+        return scope.value if scope.is_open else self.open_scope().value
+
+    def open_scope(self) -> Scope[T]:
+        """Return the innermost open scope of this context."""
+        scope: Scope[T] = self._outermost.innermost
         if scope.is_open:
-            return scope.value
-        self.innermost.set(_open(scope))
-        return self.get()
+            return scope
+        scope = _open(scope)
+        if not torch.compiler.is_compiling():  # what is traced sets no context variable
+            self.innermost.set(scope)
+        return scope
 
     def all(self) -> list[T]:
         """Return the values of all open scopes of this context, the innermost first."""
         found: list[T] = []
-        scope: Scope[T] | None = self.innermost.get()
-        while scope is not None:
+        scope: Scope[T] = self._outermost.innermost
+        while scope.outer is not None:
             if scope.is_open:
                 found.append(scope.value)
             scope = scope.outer
@@ -58,7 +65,7 @@ class Scoped(Generic[T]):
 
     def scope(self, value: T) -> Scope[T]:
         """Return a scope that has not begun."""
-        return Scope(value, _open(self.innermost.get()))
+        return Scope(value, self.open_scope())
 
     def begin(self, scope: Scope[T]) -> None:
         self.innermost.set(scope)
@@ -77,22 +84,40 @@ class Scoped(Generic[T]):
 class HeldAtOnce(Block[T]):
     """A block whose value holds as soon as the block is made, with or without `with`.
 
-    The constructor calls `prepare` last, and then `begin` in a `try` that ends the scope,
-    because a signal may come as soon as the value holds. If a signal comes between the
-    constructor and the `with` block, the value holds as after the call alone.
+    If a signal comes between the constructor and the `with` block, the value holds as after
+    the call alone.
     """
 
+    of: Scoped[T]  # what the block is about
     begin: Callable[[], object]  # C code
 
-    def prepare(self, of: "Scoped[T]", value: T) -> None:
-        self._of, self._value = of, value
-        self.scope = of.scope(value)
-        self.begin = partial(of.innermost.set, self.scope)
+    @staticmethod
+    def read(said: Any) -> Any:
+        """Return the value that the argument of the constructor means."""
+        raise NotImplementedError
+
+    def __new__(cls, said: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return HeldWhileTraced(cls.of, cls.read(said))
+        return super().__new__(cls)
+
+    def __init__(self, said: Any) -> None:
+        self._value: T = self.read(said)
+        self._prepare()
+        try:  # a signal may come as soon as the value holds
+            self.begin()
+        except BaseException:
+            self.scope.is_open = False
+            raise
+
+    def _prepare(self) -> None:
+        self.scope = self.of.scope(self._value)
+        self.begin = partial(self.of.innermost.set, self.scope)
 
     def steps(self) -> Steps[T]:
         try:
             if not self.scope.is_open:  # the block is entered again
-                self.prepare(self._of, self._value)
+                self._prepare()
                 self.begin()
             yield self._value
         finally:
@@ -104,7 +129,40 @@ class HeldAtOnce(Block[T]):
         raise TypeError(f"{name} is no decorator: it acts at once. Use `with {name}(...)`")
 
 
-def _open(scope: Scope[T] | None) -> Scope[T] | None:
-    while scope is not None and not scope.is_open:
+class HeldWhileTraced(Generic[T]):
+    """What `torch.compile` traces instead of a `HeldAtOnce`, which no trace can make.
+
+    The innermost scope gets another value until the block ends. Only the trace sees that,
+    because of what a trace writes to objects, compiled code keeps what is there at its end.
+    """
+
+    def __init__(self, of: Scoped[T], value: T) -> None:
+        self._scope = of.open_scope()
+        self._before, self._value = self._scope.value, value
+        self._scope.value = value
+
+    def __enter__(self) -> T:
+        return self._value
+
+    def __exit__(self, *error: object) -> None:
+        self._scope.value = self._before
+
+
+def _open(scope: Scope[T]) -> Scope[T]:
+    while not scope.is_open:
+        assert scope.outer is not None  # the outermost scope does not end
         scope = scope.outer
     return scope
+
+
+def _outermost(default: T, innermost: "ContextVar[Scope[T] | None]") -> Any:
+    """Return the scope around all others, with an attribute `innermost`.
+
+    The attribute is the innermost scope of the context that reads it, and the outermost
+    scope itself where no other has begun: it is what `ContextVar.get(default)` returns of
+    it. `torch.compile` cannot trace a call of `ContextVar.get`, but it reads an attribute
+    that C code gives. So compiled code looks at each call whether the value is still the
+    one with which it was compiled.
+    """
+    made = type("Outermost", (Scope,), {"innermost": property(innermost.get)})
+    return made(default, None)

@@ -86,7 +86,8 @@ shared_axes = _shared_axes.get
 class Checkers:
     """How many blocks are open, over all threads."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
 
 
 checkers = Checkers()

@@ -10,12 +10,13 @@ rank holds the same rows, whatever they are called: `Padded(8) == Even(8)` over 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from placements.types.kept import kept
 
 # Row numbers may be Python ints, SymInts or integer tensors; the arithmetic is the same.
 Rows: TypeAlias = Any
@@ -72,7 +73,7 @@ class Extent(ABC):
             )
         return self.ranks
 
-    @cached_property
+    @kept
     def sizes(self) -> tuple[int, ...]:
         """Rows by rank."""
         return tuple(self.local_size(rank) for rank in range(self.bound_ranks))
@@ -150,7 +151,7 @@ class Even(Extent):
     def local_size(self, rank: int) -> int:
         return self.rows_in_all // self.bound_ranks
 
-    @cached_property
+    @kept
     def sizes(self) -> tuple[int, ...]:
         return (self.rows_in_all // self.bound_ranks,) * self.bound_ranks
 

@@ -12,6 +12,7 @@ from itertools import count, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
+import torch
 import torch.distributed as dist
 
 from placements._torch import require, unseen, watch_groups
@@ -219,6 +220,8 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, Mapping):
+        if torch.compiler.is_dynamo_compiling():  # nothing is kept of what is traced
+            return Mesh(mesh)
         return _mesh_of_sizes(tuple(mesh.items()))
     known = getattr(mesh, _ATTRIBUTE, None)
     if isinstance(known, _Kept):
