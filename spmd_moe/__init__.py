@@ -6,6 +6,12 @@
 """
 
 from placements import __version__ as __version__
+from spmd_moe.auxiliary import Routed as Routed
+from spmd_moe.auxiliary import keep_routings as keep_routings
+from spmd_moe.auxiliary import load_balance_loss as load_balance_loss
+from spmd_moe.auxiliary import sequence_balance_loss as sequence_balance_loss
+from spmd_moe.auxiliary import total_counts as total_counts
+from spmd_moe.auxiliary import z_loss as z_loss
 from spmd_moe.balance import update_expert_bias as update_expert_bias
 from spmd_moe.combine import combine as combine
 from spmd_moe.combine import combine_full_length as combine_full_length

@@ -26,6 +26,7 @@ from placements import (
     redistribute,
     typed,
 )
+from spmd_moe.auxiliary import KeepsRoutings
 from spmd_moe.combine import combine
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
@@ -34,12 +35,11 @@ from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
 from spmd_moe.experts import GroupedExperts, SharedExperts
 from spmd_moe.layouts import Types, configuration, layout
 from spmd_moe.meshes import ONE_DEVICE, dense_mesh, has_axis, make_sparse_mesh
-from spmd_moe.parameters import Initialised
 from spmd_moe.route import Router
 
 
 @typed
-class MoE(Initialised):
+class MoE(KeepsRoutings):
     """A Mixture-of-Experts layer on local tensors.
 
     Make it and call it with the dense mesh current; one rank needs no mesh. `sparse_mesh`
@@ -109,7 +109,7 @@ class MoE(Initialised):
         entered_TD = _move(x.flatten(0, -2), at.input, at.entered, rows)
         # convert in C2
         x_TD = _move(entered_TD, at.entered, at.tokens, rows)
-        routing = self.router(x_TD)
+        routing = self.kept(self.router(x_TD), x, seq_len)
         # all-to-all over ep in C1, C2, C5, C5 no SP
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():

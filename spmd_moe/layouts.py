@@ -62,7 +62,7 @@ TABLE: tuple[Row, ...] = (
         dp="S(0)",              tp="S(0)  S(0)  R     R    R     R"),
     Row("w_gate_ED", "the router's weight; its gradient is summed over tp in all of them",
         dp="R",                 tp="R     R     R     R    R     R"),
-    Row("routing", "scores_TE, gates_TK",
+    Row("routing", "logits_TE, scores_TE, gates_TK",
         dp="S(0)",              tp="S(0)  S(0)  R     R    R     R"),
     Row("expert_ids", "expert_ids_TK and the routing map",
         dp="S(0)",              tp="S(0)  S(0)  R     R    R     R", has_gradient=False),

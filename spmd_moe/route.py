@@ -33,11 +33,13 @@ class Routing:
 
     Raises ValueError if an id is none of the experts that are counted. The ids are checked
     here and nowhere later, because every router, also one of the user's, makes a Routing.
+    The logits are for auxiliary losses alone.
     """
 
     gates_TK: Annotated[GatesTK, On(dp="d", cp="c", tp="t")]
     expert_ids_TK: Annotated[IdsTK, On(dp="d", cp="c", tp="t")]
     counts_E: CountsE
+    logits_TE: Annotated[ScoresTE, On(dp="d", cp="c", tp="t")] | None = None
 
     def __post_init__(self) -> None:
         check_ids(self.expert_ids_TK, self.counts_E.shape[0])
@@ -73,19 +75,25 @@ class Router(Initialised):
 
         Communicates nothing.
         """
-        scores_TE = self.score(x_TD)
+        logits_TE = self.logits(x_TD)
+        scores_TE = self.score(logits_TE)
         expert_ids_TK = self.choose(scores_TE.detach())
         gates_TK = self.weigh(scores_TE.gather(1, expert_ids_TK))
         counts_E = routing_map(expert_ids_TK, self.config.num_experts).sum(0)
         self.balance.record(counts_E)
-        return Routing(gates_TK, expert_ids_TK, counts_E)
+        return Routing(gates_TK, expert_ids_TK, counts_E, logits_TE)
 
-    @typed
-    def score(self, x_TD: TD) -> Annotated[ScoresTE, On("{self.layout.routing}")]:
-        """Score each expert for each token: float32 at least, also under autocast."""
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """Return the logits of the scores: float32 at least, also under autocast."""
         wide = wide_dtype(x_TD, self.w_gate_ED)
         with without_autocast(x_TD):  # it would choose other experts
-            logits_TE = linear(x_TD.to(wide), self.w_gate_ED.to(wide))
+            return linear(x_TD.to(wide), self.w_gate_ED.to(wide))
+
+    @typed
+    def score(
+        self, logits_TE: ScoresTE
+    ) -> Annotated[ScoresTE, On("{self.layout.routing}")]:
+        """Score each expert for each token."""
         if self.config.score_function == "softmax":
             return logits_TE.softmax(1)
         return logits_TE.sigmoid()

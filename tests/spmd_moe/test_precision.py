@@ -92,11 +92,11 @@ def test_routing_under_autocast_is_routing_without_it(
     expected.gates_TK.square().sum().backward()
     with set_current_mesh({}), typecheck() if checked else nullcontext():
         with WAYS[way](dtype):
-            scores_TE = cast.score(x_TD)
+            scores_TE = cast.score(cast.logits(x_TD))
             found = cast(x_TD)
         found.gates_TK.square().sum().backward()
     assert scores_TE.dtype == found.gates_TK.dtype == torch.float32
-    assert torch.equal(scores_TE, plain.score(x_TD))
+    assert torch.equal(scores_TE, plain.score(plain.logits(x_TD)))
     assert torch.equal(found.expert_ids_TK, expected.expert_ids_TK)
     assert torch.equal(found.gates_TK, expected.gates_TK)
     assert torch.equal(found.counts_E, expected.counts_E)

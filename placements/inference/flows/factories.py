@@ -27,7 +27,7 @@ def full(op: Op, mesh: Mesh, size: Any, fill_value: Any, dtype: Any = None) -> T
             expected="a Python number",
         )
     fill = ZERO if is_number(fill_value) and fill_value == 0 else FILLED
-    sizes = sizes_of(size)
+    mesh, sizes = _mesh_of(size, mesh), sizes_of(size)
     made = type_of_sizes(mesh, sizes, fill)
     if isinstance(fill_value, Operand):
         shape = Operand(made, tuple(n.rows for n in sizes), "bool", NO_ARGUMENT)
@@ -38,6 +38,11 @@ def full(op: Op, mesh: Mesh, size: Any, fill_value: Any, dtype: Any = None) -> T
     if isinstance(size, Operand):
         made = made.with_pads(padding.in_shape_of(size, 0 if fill == ZERO else None))
     return made
+
+
+def _mesh_of(size: Any, current: Mesh) -> Mesh:
+    """A tensor like another one lives on the mesh of that one, as its clone would."""
+    return size.type.mesh if isinstance(size, Operand) else current
 
 
 def uninitialised(
@@ -51,6 +56,7 @@ def uninitialised(
 
     In the sizes of a piece it is a piece, whatever it holds.
     """
+    mesh = _mesh_of(size, mesh)
     sized = type_of_sizes(mesh, sizes_of(size), EMPTY)
     fresh = MADE if V in sized.types else EMPTY  # plain sizes can be filled alike
     types = {axis: V if t == R else t for axis, t in sized.items()}
