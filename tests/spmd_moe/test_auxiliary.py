@@ -25,7 +25,6 @@ from placements import (
 from placements.testing import run_ranks
 from placements.testing.compare.one_device import TOLERANCE, check_value, largest
 from placements.types.axis import print_types
-from placements.types.text import parse_types
 from spmd_moe import (
     MoE,
     Parallel,
@@ -37,6 +36,7 @@ from spmd_moe import (
 )
 from spmd_moe.layouts import CONFIGURATIONS, configuration
 from tests.support.moe import CONFIG, PARALLELS, Case, build, declared_types, meshes
+from tests.support.printed import parse_types
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "load balance": load_balance_loss,

@@ -25,8 +25,8 @@ from placements.runtime.tags import declarations
 from placements.testing import device_mesh, run_ranks
 from placements.testing.compare.one_device import TOLERANCE, check_value, largest
 from placements.types.axis import print_types
-from placements.types.text import parse_types
 from spmd_moe import MoE, MoEConfig, Parallel, reference_moe
+from tests.support.printed import parse_types
 
 CONFIG = MoEConfig(dim=8, hidden_dim=4, num_experts=4, top_k=2, num_shared_experts=1)
 

@@ -23,9 +23,9 @@ from placements import (
     typecheck,
 )
 from placements.types.axis import print_types
-from placements.types.text import parse_types
 from spmd_moe import MoE, Parallel
 from tests.support.moe import Case, build, declared_types, meshes
+from tests.support.printed import parse_types
 
 
 def in_one_call(moe: MoE, **options: Any) -> None:
