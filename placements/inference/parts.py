@@ -87,7 +87,7 @@ def written_over(target: Operand, found: TensorType) -> TensorType:
     if as_numbers(old) is not old or as_numbers(found) is not found:
         _check_counts(target, found)
     if old.types == found.types and old.orders == found.orders:
-        return padding.written(target, found)
+        return padding.written_in_place(target, found)
     axis = next((a for a in old if old[a] != found[a]), None)
     raise Refusal(
         f"an in-place op cannot change a type, here to {found!r}: other names for the "

@@ -59,7 +59,7 @@ def is_foreign(size: Size, mesh: Mesh) -> bool:
     return any(axis not in mesh.position for axis in (*dict(size.cuts), *size.varying))
 
 
-def unwritten(input: Operand) -> Operand:
+def as_zeros(input: Operand) -> Operand:
     """Return memory that nobody wrote as zeros, of which the next write makes something."""
     if input.type.fresh != EMPTY:
         return input

@@ -259,7 +259,9 @@ def scatter(
         check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
     linearity = LINEAR if is_sum else op.linearity
-    return written(linearity, input, terms, src, adds_up=op.along == SUM or bool(reduce))
+    return after_write(
+        linearity, input, terms, src, adds_up=op.along == SUM or bool(reduce)
+    )
 
 
 def index_write(
@@ -286,7 +288,7 @@ def index_write(
         if source.ndim:
             check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
-    return written(op.linearity, input, terms, source, adds_up=op.along == SUM)
+    return after_write(op.linearity, input, terms, source, adds_up=op.along == SUM)
 
 
 def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
@@ -309,7 +311,7 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
     return replace(source, type=make(index.type.mesh, types, fresh=MADE))
 
 
-def written(
+def after_write(
     linearity: Linearity,
     input: Operand,
     terms: Sequence[Term],
