@@ -304,7 +304,7 @@ def dtypes_in_words(hint: Any) -> str:
 
 
 def shape_reason(value: Tensor, hint: Any) -> str:
-    """Why a tensor of a stated dtype does not fit; empty if it does."""
+    """Return why a tensor of a stated dtype does not fit; empty if it does."""
     reason = ""
     for array in arrays_in(hint):
         names = stated_dtypes(array)

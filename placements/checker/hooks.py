@@ -173,7 +173,7 @@ def _types_of(values: Sequence[Any]) -> Iterator[tuple[int, TensorType]]:
 
 
 def _noted(tensor: Tensor) -> TensorType | None:
-    """What a gradient was before typed collectives of hooks changed it."""
+    """Return what a gradient was before typed collectives of hooks changed it."""
     note = note_of(tensor)
     return None if note is None else note.of
 
@@ -282,7 +282,7 @@ def in_backward(mode: Checker, outputs: Sequence[Tensor]) -> Generator[None]:
 
 
 def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Every leaf that backward from these tensors reaches."""
+    """Yield every leaf that backward from these tensors reaches."""
     yield from (t for t in outputs if t.grad_fn is None)
     left: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     seen = set(left)

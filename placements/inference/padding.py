@@ -114,7 +114,7 @@ def _held(
     held: Sequence[int | None],
     adds_number: bool,
 ) -> int | None:
-    """Zero or anything: sums of zeros are zero, and products with one zero."""
+    """Return zero, or None for anything: sums of zeros and products with one are zero."""
     zeros = [x == 0 for x, t in zip(held, terms, strict=True) if not t.is_control]
     if linearity is LINEAR and zeros and all(zeros) and not adds_number:
         return 0
@@ -143,7 +143,7 @@ def _check_sum(
 def _check_selected(
     terms: Sequence[Term], held: Sequence[int | None], group: _Group
 ) -> None:
-    """A mask among the terms, or the one tensor whose elements are looked for, selects."""
+    """Refuse a selection whose mask, or only tensor, is not False at padding."""
     selects = [k for k, term in enumerate(terms) if term.is_control] or [0]
     if not any(held[k] == 0 and k in group.held for k in selects):
         raise padding_refusal(
@@ -252,12 +252,12 @@ def filled(input: Operand, value: object) -> AtPads:
 
 
 def cast(held: Sequence[int | None]) -> int | None:
-    """Zero and one are themselves in every dtype."""
+    """Keep zero and one, which are themselves in every dtype."""
     return held[0] if held[0] in (0, 1) else None
 
 
 def divided(linearity: Linearity, divisors: Sequence[Operand]) -> AtPads | None:
-    """Zero divided by what may be zero, as padding may, is no number."""
+    """Forget a quotient at padding: zero divided by what may be zero is no number."""
     if linearity is LINEAR and any(divisor.type.pads for divisor in divisors):
         return lambda held: None
     return None
@@ -284,7 +284,7 @@ def times_mask(input: Operand) -> tuple[Pads, ...]:
 
 
 def require_whole(input: Operand, dim: int) -> None:
-    """Refusal if `dim`, along which an op looks, has rows of padding."""
+    """Refuse rows of padding in `dim`, along which an op looks."""
     for pads in input.type.pads:
         if dim % input.ndim in pads.dims:
             raise padding_refusal(ALONG, input, pads, NO_PADS)

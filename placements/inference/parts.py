@@ -67,7 +67,7 @@ def part_of(whole: TensorType, part: TensorType) -> TensorType | None:
 
 
 def _check_counts(target: Operand, found: TensorType) -> None:
-    """Numbers of own rows are written over such numbers alone, and by nothing else."""
+    """Refuse to write anything but numbers of the same own rows over such numbers."""
     if target.type.index == found.index:
         return
     raise Refusal(
@@ -80,7 +80,7 @@ def _check_counts(target: Operand, found: TensorType) -> None:
 
 
 def written_over(target: Operand, found: TensorType) -> TensorType:
-    """An in-place op keeps the type of what it writes, unless it is fresh."""
+    """Return the type after an in-place op: that of its target, unless it is fresh."""
     old = target.type
     if old.fresh is not None:
         return found

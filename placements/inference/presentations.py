@@ -66,7 +66,7 @@ def _strides(mesh: Mesh) -> list[int]:
 
 
 def _within(mesh: Mesh, start: int, end: int) -> list[str]:
-    """Axes of size > 1 whose ranks lie between two common strides."""
+    """Return the axes of size > 1 whose ranks lie between two common strides."""
     places = zip(mesh.sizes, _strides(mesh), strict=True)
     return [axis for axis, at in places if mesh.sizes[axis] > 1 and start < at <= end]
 

@@ -190,7 +190,7 @@ def _moved(row: Transition, x: Operand, axis: str, new_dim: int, pads: Pads) -> 
 
 
 def cast_pads(pads: tuple[Pads, ...]) -> tuple[Pads, ...]:
-    """Rows of padding of a tensor that takes another dtype."""
+    """Return the rows of padding of a tensor that takes another dtype."""
     return tuple(replace(one, holds=cast([one.holds])) for one in pads)
 
 

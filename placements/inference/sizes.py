@@ -36,7 +36,7 @@ class Size:
 
 
 def sizes_of(given: Any) -> list[Size]:
-    """One size, several, or those of a tensor that stands for its shape."""
+    """Return one size, several, or those of a tensor that stands for its shape."""
     if isinstance(given, Operand):
         varying = tuple(axis for axis, t in given.type.items() if t == V)
         return [Size(n, given.type.cuts(d), varying) for d, n in enumerate(given.shape)]
