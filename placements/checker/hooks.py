@@ -2,8 +2,8 @@
 
 A hook runs in backward, where checking is suspended. Here its ops are checked again, and it
 begins with a gradient of the type that the value demands. A hook may look at anything: what
-an op that is refused gives has no type, and is no gradient. Refused are only gradients that
-a hook returns, assigns or writes, if they do not have the type of the gradient.
+a refused op gives has no type, and is no gradient. An error is raised only for a gradient
+that a hook returns, assigns or writes, and that does not have the type of the gradient.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence

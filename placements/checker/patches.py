@@ -162,7 +162,7 @@ _last: list[Replacements] = []
 
 
 def plan() -> Replacements:
-    """Return what to replace now. Made once, and again when torch was changed by others."""
+    """Return what to replace now; it is made again only when others have changed torch."""
     # Other classes of groups, or a torch.compile that was imported since, need another one.
     owners = [*_group_classes(), _torch.stance() is not None]
     if not (_last and _last[0].fits(owners)):
