@@ -12,7 +12,7 @@ _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_v
 
 
 def body_of(function: Any) -> Callable[..., Any]:
-    """The body of a torch function in Python, whose parts a mode sees one by one.
+    """Return the body of a torch function in Python, whose parts a mode sees one by one.
 
     Such a function first asks whether a mode wants the call as one. Here the answer is no.
     """

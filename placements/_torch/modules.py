@@ -39,10 +39,10 @@ class WatchesItsState(nn.Module):
         return convert(x)
 
     def before_loading(self, state: dict[str, Any], prefix: str) -> None:
-        """Called with the names and values that are about to be loaded."""
+        """Look at the names and values that are about to be loaded."""
 
     def after_loading(self, state: dict[str, Any], prefix: str) -> None:
-        """Called when they have been loaded."""
+        """Look at the names and values that have been loaded."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         with unseen():

@@ -10,15 +10,15 @@ from placements.collectives import redistribute
 from placements.types.axis import AxisTypeLike
 
 # The type with which a tensor arrives, and the type with which it goes on.
-Move: TypeAlias = tuple[AxisTypeLike, AxisTypeLike]
+SrcDst: TypeAlias = tuple[AxisTypeLike, AxisTypeLike]
 
 
 def move_at(
     module: nn.Module,
     axis: str,
     *,
-    before: Mapping[str, Move] | None = None,
-    after: Move | Mapping[int, Move] | None = None,
+    before: Mapping[str, SrcDst] | None = None,
+    after: SrcDst | Mapping[int, SrcDst] | None = None,
 ) -> None:
     """Redistribute arguments before a module's forward, and its results after it.
 
@@ -52,7 +52,7 @@ def move_at(
         if isinstance(after, tuple):
             return _moved(module, "the result", result, axis, after)
         results = list(result)
-        for position, move in cast(Mapping[int, Move], after).items():
+        for position, move in cast(Mapping[int, SrcDst], after).items():
             what = f"result {position}"
             results[position] = _moved(module, what, results[position], axis, move)
         return type(result)(results)
@@ -63,7 +63,7 @@ def move_at(
         module.register_forward_hook(leave)
 
 
-def _moved(module: nn.Module, what: str, x: Any, axis: str, move: Move) -> Tensor:
+def _moved(module: nn.Module, what: str, x: Any, axis: str, move: SrcDst) -> Tensor:
     if not isinstance(x, Tensor):
         raise ValueError(
             f"move_at: {what} of {type(module).__name__} is to be a tensor, got "

@@ -169,7 +169,7 @@ class Checks:
         stated, actual = stated_dtypes(hint), dtype_name(value)
         if stated is None or actual in stated:
             return True
-        expected = " or ".join(stated) if len(stated) < 3 else kind_of(hint)
+        expected = " or ".join(stated) if len(stated) < 3 else dtypes_in_words(hint)
         call = next((call for known, call in CASTS if known in stated), None)
         fix = Fix(f"{name}.{call}", "nothing", "nothing") if call else None
         self._fail(name, f"is {actual}, expected {expected}", expected, actual, fix=fix)
@@ -298,13 +298,13 @@ def stated_dtypes(hint: Any) -> list[str] | None:
     return found or None
 
 
-def kind_of(hint: Any) -> str:
+def dtypes_in_words(hint: Any) -> str:
     """`Float`, `Int`: what the annotations call their dtypes."""
     return " or ".join(dict.fromkeys(array.dtype.__name__ for array in arrays_in(hint)))
 
 
 def shape_reason(value: Tensor, hint: Any) -> str:
-    """Why a tensor of a stated dtype does not fit; empty if it does."""
+    """Return why a tensor of a stated dtype does not fit; empty if it does."""
     reason = ""
     for array in arrays_in(hint):
         names = stated_dtypes(array)

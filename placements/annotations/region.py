@@ -28,7 +28,7 @@ def region(
     outs: TypesLike | Sequence[TypesLike],
     grads: Sequence[TypesLike | None],
 ) -> Callable[..., T]:
-    """Declared types around an opaque function.
+    """Declare the types around an opaque function.
 
     `ins` and `grads` give, for each positional argument, its type and the type of its
     gradient (None for what is not a tensor): neither has a default, and the gradient's

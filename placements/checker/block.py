@@ -45,7 +45,7 @@ def _change(planned: Callable[[], Calls]) -> None:
 
 
 def opened(mode: C) -> Steps[C]:
-    """The steps of a block that checks with `mode`."""
+    """Take the steps of a block that checks with `mode`."""
     _torch.require("checking")
     block = OpenBlock(mode, block_here.get())
     left: list[bool] = []

@@ -73,7 +73,7 @@ class Call:
 
 
 def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:
-    """The slots of an overload, with the table's names for them."""
+    """Return the slots of an overload, with the table's names for them."""
     names = ["input" if slot[0] == "self" else slot[0] for slot in slots]
     if "input" not in names and "tensor" in names:
         names[names.index("tensor")] = "input"
@@ -84,7 +84,7 @@ def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:
 
 
 def _role(op: Op, slot: str) -> str | None:
-    """What the slot is; None: the table does not say."""
+    """Return the role of a slot; None if the table does not say it."""
     if slot in SETTINGS:
         return "flag"
     return "unread" if slot in UNREAD else op.roles.get(slot, op.roles.get("*"))
@@ -95,7 +95,7 @@ class UnknownForm(Exception):  # noqa: N818 - turned into an error at the bounda
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments, in order of appearance."""
+    """Yield the tensors among arguments, in order of appearance."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
@@ -104,7 +104,7 @@ def operands_in(value: Any) -> Iterator[Operand]:
 
 
 def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
-    """The argument as inference sees it: operands for tensors, numbers for numpy's."""
+    """Return the argument with operands for tensors, and numbers for those of numpy."""
 
     def seen(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -115,7 +115,7 @@ def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
 
 
 def _with_operands(value: Any, operands: Sequence[Operand]) -> Any:
-    """The value with each operand replaced by the one in its position."""
+    """Return the value with each operand replaced by the one in its position."""
     return mapped(lambda x: operands[x.position] if isinstance(x, Operand) else x, value)
 
 
@@ -141,7 +141,7 @@ class CallInference:
         return [thing for thing in self.things if isinstance(thing, Tensor)]
 
     def infer(self, pattern: Pattern | None = None) -> Any:
-        """The type of the result, or of each of several; Refusal if there is none."""
+        """Return the type of the result, or of each result; Refusal if there is none."""
         self.operands = [
             _operand(tensor, self.mesh, self.where, k)
             for k, tensor in enumerate(self.tensors)
@@ -186,7 +186,7 @@ class CallInference:
         )
 
     def _by_role(self, slot: str, role: str, value: Any) -> Any:
-        """The value, if its role takes it; numbers that belong to axes become operands."""
+        """Return the value if its role takes it; numbers of axes become operands."""
         if role in ("value", "control"):
             return self._with_numbers(value)
         if role == "subscript":
@@ -210,7 +210,7 @@ class CallInference:
         return value
 
     def _number(self, number: RankNumber) -> Operand:
-        """The number as one more operand of the call."""
+        """Make the number one more operand of the call."""
         operand = number_operand(number, self.mesh, len(self.operands))
         self.things.append(number)
         self.operands.append(operand)
@@ -247,7 +247,7 @@ class CallInference:
             raise
 
     def typed(self, operands: Sequence[Operand]) -> Any:
-        """The op's flow as a function of its operands, other arguments given."""
+        """Return what the op's flow says of these operands, with the other arguments."""
         op = self.call.op
         slots = {
             slot: _with_operands(value, operands)
@@ -266,7 +266,7 @@ class CallInference:
         return found
 
     def _by_choices(self, found: Any) -> Any:
-        """What numbers that belong to axes make of the result, where they choose."""
+        """Apply the numbers that belong to axes and choose what comes out."""
         for slot in self.call.choices:
             for number in numbers_in(self.bound.get(slot)):
                 found = _each(found, number)

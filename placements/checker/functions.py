@@ -158,7 +158,7 @@ def _alias(value: Any) -> Any:
 
 
 def _typed(grad: Any, known: TensorType | None) -> Any:
-    """Another name for a gradient, with the type that the result demands."""
+    """Return another name for a gradient, with the type that the result demands."""
     with unseen():
         named = _alias(grad)
         if isinstance(grad, Tensor) and known is not None:

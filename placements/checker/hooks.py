@@ -2,8 +2,8 @@
 
 A hook runs in backward, where checking is suspended. Here its ops are checked again, and it
 begins with a gradient of the type that the value demands. A hook may look at anything: what
-an op that is refused gives has no type, and is no gradient. Refused are only gradients that
-a hook returns, assigns or writes, if they do not have the type of the gradient.
+a refused op gives has no type, and is no gradient. An error is raised only for a gradient
+that a hook returns, assigns or writes, and that does not have the type of the gradient.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -173,7 +173,7 @@ def _types_of(values: Sequence[Any]) -> Iterator[tuple[int, TensorType]]:
 
 
 def _noted(tensor: Tensor) -> TensorType | None:
-    """What a gradient was before typed collectives of hooks changed it."""
+    """Return what a gradient was before typed collectives of hooks changed it."""
     note = note_of(tensor)
     return None if note is None else note.of
 
@@ -282,7 +282,7 @@ def in_backward(mode: Checker, outputs: Sequence[Tensor]) -> Generator[None]:
 
 
 def _leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Every leaf that backward from these tensors reaches."""
+    """Yield every leaf that backward from these tensors reaches."""
     yield from (t for t in outputs if t.grad_fn is None)
     left: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     seen = set(left)

@@ -44,7 +44,7 @@ def layout_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _step(known: TensorType, dim: int | None, steps: int, origin: str) -> int:
-    """A distance in memory; that between rows of a dim does not depend on their number."""
+    """Return a distance in memory; between rows it does not depend on their number."""
     own = tuple(
         (axis, "V")
         for axis, t in known.items()

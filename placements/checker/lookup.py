@@ -78,7 +78,7 @@ def _find(func: Any) -> Any:
 
 
 def _call_of(func: Any, name: str, op: Op, in_place: bool) -> Call:
-    """The op with the overloads of this function, as torch's schemas give them."""
+    """Return the op with the overloads of this function, as torch's schemas give them."""
     is_method, overloads = signatures(func, name)
     names = list(op.roles)
     if "::" in name and "*" not in op.roles:  # a custom op has names of its own
@@ -92,7 +92,7 @@ def _call_of(func: Any, name: str, op: Op, in_place: bool) -> Call:
 
 
 def torch_name(func: Any) -> str:
-    """The name that the table knows an op by."""
+    """Return the name by which the table knows an op."""
     qualified = op_name(func)
     if qualified is not None:
         return qualified.removeprefix("aten::")
@@ -105,7 +105,7 @@ def torch_name(func: Any) -> str:
 
 
 def _custom(func: Any, name: str, call: Call) -> Any:
-    """A custom op: its types are known, but it may not write what it is given."""
+    """Handle a custom op: its types are known, but it may not write its arguments."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         with reading_only(name, (*args, *kwargs.values())):
@@ -119,7 +119,7 @@ def _custom(func: Any, name: str, call: Call) -> Any:
 
 
 def passed(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A question that reveals no value: the mode answers it without coming here."""
+    """Answer a question that reveals no value; the mode does so without coming here."""
     return func(*args, **kwargs)
 
 
@@ -170,7 +170,7 @@ def _set_data(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _read(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A value becomes a Python number: not while it is pending a sum."""
+    """Read a value as a Python number, unless it is pending a sum."""
     read = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     for tensor in read:
         known = tags.get(tensor)
@@ -221,7 +221,7 @@ _CONVERSIONS = {"__int__": "int", "__float__": "float", "__complex__": "complex"
 
 
 def _array(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A numpy array over the memory of a tensor with a type: numpy does not write it."""
+    """Make a read-only array of numpy over the memory of a tensor with a type."""
     array = _read(mode, func, args, kwargs)
     if tags.get(args[0]) is not None:
         array.flags.writeable = False
@@ -249,7 +249,7 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _advice(name: str) -> str:
-    """What to do about an op that the table lacks; `like=` only for a known relative."""
+    """Say what to do about an op that the table lacks; `like=` for a known relative."""
     base = name.rpartition("::")[2].strip("_").removesuffix("_")
     relatives = [known for known in OPS if known.strip("_") == base]
     if relatives:

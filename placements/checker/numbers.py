@@ -38,7 +38,7 @@ from placements.types.tensor import TensorType, identity_of
 
 
 def axis_rank(axis: str) -> int:
-    """This rank's place on a mesh axis; while checking is on, a number Varying there.
+    """Return this rank's place on a mesh axis; checked, it is a number Varying there.
 
     Rows chosen by it differ by rank on that axis and no other. To cut a tensor over an
     axis, `convert(x, axis, src=R, dst=S(0))` says it in one word.
@@ -257,7 +257,7 @@ def length_of(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def letters_of_sizes(
     known: TensorType, cut: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Sizes of cut dims are summands; each rank has sizes of its own where it varies."""
+    """Return the letters of a size: a summand where a dim is cut, own where it varies."""
     varying = tuple((axis, "V") for axis, t in known.items() if t.letter == "V")
     return (*((axis, "P") for axis in cut), *varying)
 
@@ -269,7 +269,7 @@ def _size(known: TensorType, dim: int, size: int) -> int:
 
 
 def numbers_read(read: Sequence[Tensor], value: Any) -> Any:
-    """What is read from tensors that differ by rank, by `item()`, `tolist()` or a branch.
+    """Return a value that `item()`, `tolist()` or a branch reads, with its axes.
 
     A bool cannot know its axes, so that a program reads one is noted as a question.
     """

@@ -151,7 +151,7 @@ class _Trial:
 
 
 def _mean_fix(call: CallInference, names: Sequence[str]) -> list[Fix]:
-    """The sum of the losses of all ranks over the count of all, if that is accepted."""
+    """Return the sum of all ranks' losses over the count of all, if that is accepted."""
     op, summed = call.call.op, {**call.bound, "reduction": "sum"}
     plain = {k: v for k, v in summed.items() if not isinstance(v, Operand)}
     usual = {slot: defaults(call.call.signatures, slot) for slot in plain}
@@ -164,7 +164,7 @@ def _mean_fix(call: CallInference, names: Sequence[str]) -> list[Fix]:
 
 
 def _slot_of(call: CallInference, position: int) -> str:
-    """The name of the slot that an operand is in, for want of a name in the program."""
+    """Return the slot of an operand, which stands for a name that the program lacks."""
     for slot, value in call.bound.items():
         found = list(operands_in(value))
         for k, operand in enumerate(found):
@@ -174,7 +174,7 @@ def _slot_of(call: CallInference, position: int) -> str:
 
 
 def _guilty(call: CallInference, refusal: Refusal) -> int:
-    """A size of a piece before the tensor that it is used with."""
+    """Return which operand to blame: a local size that is Partial, else the refused one."""
     for k, thing in enumerate(call.things):
         if not isinstance(thing, Tensor) and thing.facts.letter(refusal.axis) == "P":
             return k

@@ -227,7 +227,7 @@ def _check_below(call: str, target: Tensor) -> None:
 
 
 def _unfit(known: TensorType, found: TensorType | None) -> str | None:
-    """An axis on which memory of type `found` is not what a name of it is known to be."""
+    """Return an axis on which memory of type `found` is not what a name of it is."""
     if found is None or known.mesh != found.mesh:
         return known.mesh.axes[0] if known.mesh.axes else None
     for axis, t in known.items():
@@ -241,7 +241,7 @@ def _unfit(known: TensorType, found: TensorType | None) -> str | None:
 def _shared(
     call: str, target: Tensor, other: str, rule: str, axis: str | None = None, *below: str
 ) -> PlacementError:
-    """The error for a write to memory that has another name."""
+    """Return the error for a write to memory that has another name."""
     name = name_of(target, call) or "the tensor"
     return refused_call(
         call,

@@ -81,7 +81,7 @@ def _common_mesh(terms: Sequence[Term]) -> Mesh:
 
 
 def _as_numbers(term: Term, index: Index | Computed | None) -> Term:
-    """Numbers of each rank's own rows, taken for plain numbers, are the rank's own.
+    """Make an index of own rows Varying where its elements are taken for numbers.
 
     Rank r counts its rows from 0, so as numbers they are no pieces of the numbers that one
     device has. As an index of those rows they are, and the result may be such an index.

@@ -80,7 +80,7 @@ def fixes(
 def repeat_fix(
     infer: Infer, operands: Sequence[Operand], names: Sequence[str]
 ) -> list[Fix]:
-    """For operands that are cut like others and have fewer heads: repeat the heads."""
+    """Repeat the heads of operands that are cut like others and have fewer heads."""
     for small in operands:
         for dim in small.type.cut_dims:
             ndim = len(small.shape)
@@ -278,7 +278,7 @@ def pad_fixes(
     refusal: Refusal,
     kept: int,
 ) -> list[Fix]:
-    """Masking the rows of padding, or leaving them out: what makes the op right.
+    """Mask the rows of padding, or leave them out, if that makes the op right.
 
     The first `kept` operands are not to be changed: an in-place op writes them.
     """

@@ -9,7 +9,7 @@ from placements.types.tensor import FILLED, MADE, ZERO, TensorType, from_factory
 
 
 def literal_type(mesh: Mesh, value: Any) -> TensorType | None:
-    """The type of a tensor that is made of a number, or of a nested list of numbers.
+    """Return the type of a tensor that is made of a number, or of nested lists of numbers.
 
     Numbers of the program are the same on all ranks, unless they belong to axes. A list
     without numbers holds nothing, which fits every type as zeros do. None if the list holds

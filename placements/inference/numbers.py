@@ -162,7 +162,7 @@ def _multiplied(size: Facts, times: Any) -> Cuts:
 
 
 def _divided(size: Facts, by: Any) -> Cuts:
-    """Cuts of `size // by`: where nothing is left over, the quotients add up."""
+    """Return the cuts of `size // by`: where nothing is left over, the quotients add up."""
     if by.__class__ is not int or by < 1:
         return ()
     parts = [(axis, extent.divided(by)) for axis, extent in size.cuts]
@@ -200,7 +200,7 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _made_of_own(change: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that makes another number, which is each rank's own."""
+    """Return a method that makes another number, which is each rank's own."""
 
     def method(self: Any, *digits: Any) -> Any:
         return self._changed(change(plain(self), *digits))
@@ -281,7 +281,7 @@ class _Belongs:
         return result
 
     def _changed(self, value: Any) -> Any:
-        """Another number that each rank makes of its own."""
+        """Return another number, which each rank makes of its own."""
         return belonging(value, Facts(_all_varying(self.facts), self.facts.origin))
 
     def __reduce__(self) -> tuple[Any, ...]:

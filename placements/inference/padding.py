@@ -57,7 +57,7 @@ def result_pads(
             key = _named_by_cuts(term, pads, labels, result), labels
             group = groups.setdefault(key, _Group(term.operand, pads))
             if place in group.held:
-                raise refused(ALONG, term.operand, pads, NO_PADS)
+                raise padding_refusal(ALONG, term.operand, pads, NO_PADS)
             group.held[place] = pads.holds
     found: list[Pads] = []
     for (validity, labels), group in groups.items():
@@ -68,7 +68,7 @@ def result_pads(
         kept = tuple(label for label in labels if isinstance(label, int))
         if len(kept) == len(labels):
             if any(len(_sizes(terms, label)) > 1 for label in kept):
-                raise refused(ROWS_LEFT, group.operand, group.pads, NO_PADS)
+                raise padding_refusal(ROWS_LEFT, group.operand, group.pads, NO_PADS)
             holds = at_pads(held) if at_pads else None
             if not at_pads:
                 holds = _held(linearity, terms, held, adds_number)
@@ -78,7 +78,7 @@ def result_pads(
         elif all(isinstance(label, Scattered) for label in labels):
             _check_selected(terms, held, group)
         else:
-            raise refused(ALONG, group.operand, group.pads, NO_PADS)
+            raise padding_refusal(ALONG, group.operand, group.pads, NO_PADS)
     return tuple(found)
 
 
@@ -92,7 +92,7 @@ def _sizes(terms: Sequence[Term], label: int) -> set[int]:
     }
 
 
-def refused(reason: str, operand: Operand, pads: Pads, expected: str) -> Refusal:
+def padding_refusal(reason: str, operand: Operand, pads: Pads, expected: str) -> Refusal:
     return Refusal(reason, None, operand, expected, pads=pads)
 
 
@@ -114,7 +114,7 @@ def _held(
     held: Sequence[int | None],
     adds_number: bool,
 ) -> int | None:
-    """Zero or anything: sums of zeros are zero, and products with one zero."""
+    """Return zero, or None for anything: sums of zeros and products with one are zero."""
     zeros = [x == 0 for x, t in zip(held, terms, strict=True) if not t.is_control]
     if linearity is LINEAR and zeros and all(zeros) and not adds_number:
         return 0
@@ -137,16 +137,18 @@ def _check_sum(
     enough = any(zeros) if linearity is MULTILINEAR else all(zeros) and bool(zeros)
     if not enough or linearity is NONLINEAR:
         reason = CHANGED if enough else SUMMED
-        raise refused(reason, group.operand, group.pads, MASKED)
+        raise padding_refusal(reason, group.operand, group.pads, MASKED)
 
 
 def _check_selected(
     terms: Sequence[Term], held: Sequence[int | None], group: _Group
 ) -> None:
-    """A mask among the terms, or the one tensor whose elements are looked for, selects."""
+    """Refuse a selection whose mask, or only tensor, is not False at padding."""
     selects = [k for k, term in enumerate(terms) if term.is_control] or [0]
     if not any(held[k] == 0 and k in group.held for k in selects):
-        raise refused(SELECTED, group.operand, group.pads, "a mask that is False there")
+        raise padding_refusal(
+            SELECTED, group.operand, group.pads, "a mask that is False there"
+        )
 
 
 def first_rows(input: Operand, dim: int, count: object) -> Operand:
@@ -169,23 +171,23 @@ def viewed(input: Operand, view: Callable[[Pads], Pads | None]) -> tuple[Pads, .
     for pads in input.type.pads:
         seen = view(pads)
         if seen is None:
-            raise refused(RESHAPED, input, pads, NO_PADS)
+            raise padding_refusal(RESHAPED, input, pads, NO_PADS)
         found.append(seen)
     return tuple(found)
 
 
-def written(target: Operand, found: TensorType) -> TensorType:
+def written_in_place(target: Operand, found: TensorType) -> TensorType:
     """Return the type after an in-place op, which may not change what padding holds."""
     old = {(p.validity, p.dims): p.holds for p in target.type.pads}
     for pads in found.pads:
         held = old.get((pads.validity, pads.dims), -1)
         if held is not None and held != pads.holds:
-            raise refused(WRITTEN, target, pads, "the result of the plain op")
+            raise padding_refusal(WRITTEN, target, pads, "the result of the plain op")
     new = {(p.validity, p.dims) for p in found.pads}
     for pads in target.type.pads:
         # What the op forgot (`addmm_` with beta=0) may hold anything now.
         if pads.holds is not None and (pads.validity, pads.dims) not in new:
-            raise refused(WRITTEN, target, pads, "the result of the plain op")
+            raise padding_refusal(WRITTEN, target, pads, "the result of the plain op")
     return found.with_pads(target.type.pads)
 
 
@@ -250,12 +252,12 @@ def filled(input: Operand, value: object) -> AtPads:
 
 
 def cast(held: Sequence[int | None]) -> int | None:
-    """Zero and one are themselves in every dtype."""
+    """Keep zero and one, which are themselves in every dtype."""
     return held[0] if held[0] in (0, 1) else None
 
 
 def divided(linearity: Linearity, divisors: Sequence[Operand]) -> AtPads | None:
-    """Zero divided by what may be zero, as padding may, is no number."""
+    """Forget a quotient at padding: zero divided by what may be zero is no number."""
     if linearity is LINEAR and any(divisor.type.pads for divisor in divisors):
         return lambda held: None
     return None
@@ -282,10 +284,10 @@ def times_mask(input: Operand) -> tuple[Pads, ...]:
 
 
 def require_whole(input: Operand, dim: int) -> None:
-    """Refusal if `dim`, along which an op looks, has rows of padding."""
+    """Refuse rows of padding in `dim`, along which an op looks."""
     for pads in input.type.pads:
         if dim % input.ndim in pads.dims:
-            raise refused(ALONG, input, pads, NO_PADS)
+            raise padding_refusal(ALONG, input, pads, NO_PADS)
 
 
 def ignored(

@@ -67,7 +67,7 @@ def part_of(whole: TensorType, part: TensorType) -> TensorType | None:
 
 
 def _check_counts(target: Operand, found: TensorType) -> None:
-    """Numbers of own rows are written over such numbers alone, and by nothing else."""
+    """Refuse to write anything but numbers of the same own rows over such numbers."""
     if target.type.index == found.index:
         return
     raise Refusal(
@@ -80,14 +80,14 @@ def _check_counts(target: Operand, found: TensorType) -> None:
 
 
 def written_over(target: Operand, found: TensorType) -> TensorType:
-    """An in-place op keeps the type of what it writes, unless it is fresh."""
+    """Return the type after an in-place op: that of its target, unless it is fresh."""
     old = target.type
     if old.fresh is not None:
         return found
     if as_numbers(old) is not old or as_numbers(found) is not found:
         _check_counts(target, found)
     if old.types == found.types and old.orders == found.orders:
-        return padding.written(target, found)
+        return padding.written_in_place(target, found)
     axis = next((a for a in old if old[a] != found[a]), None)
     raise Refusal(
         f"an in-place op cannot change a type, here to {found!r}: other names for the "

@@ -30,11 +30,14 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
     if source.rank_order() != target.rank_order():
         raise Refusal("the two meshes are not over the same ranks in the same order")
     types: dict[str, AxisType] = {}
-    for old, new in blocks(source, target):
+    matching = matching_axes(source, target)
+    for old, new in matching:
         types.update(_block_types(known, old, target, new))
     order: list[str] = []  # the cuts of one dim nest as they did
     for axis in known:
-        order += [a for old, new in blocks(source, target) if axis in old for a in new]
+        order += [
+            a for old, new in matching_axes(source, target) if axis in old for a in new
+        ]
     by_size = sorted(types, key=lambda axis: list(target.sizes).index(axis))
     every = dict.fromkeys([*order, *by_size])
     found = make(
@@ -43,15 +46,15 @@ def presented(known: TensorType, target: Mesh) -> TensorType:
     return found.with_pads(known.pads)
 
 
-def blocks(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
+def matching_axes(a: Mesh, b: Mesh) -> list[tuple[list[str], list[str]]]:
     """Return the smallest groups of axes of both meshes that cover the same ranks."""
     ends = [set(_strides(mesh)) for mesh in (a, b)]
-    blocks: list[tuple[list[str], list[str]]] = []
+    found: list[tuple[list[str], list[str]]] = []
     start = 1
     for end in sorted(ends[0] & ends[1]):
-        blocks.append((_within(a, start, end), _within(b, start, end)))
+        found.append((_within(a, start, end), _within(b, start, end)))
         start = end
-    return blocks
+    return found
 
 
 def _strides(mesh: Mesh) -> list[int]:
@@ -63,7 +66,7 @@ def _strides(mesh: Mesh) -> list[int]:
 
 
 def _within(mesh: Mesh, start: int, end: int) -> list[str]:
-    """Axes of size > 1 whose ranks lie between two common strides."""
+    """Return the axes of size > 1 whose ranks lie between two common strides."""
     places = zip(mesh.sizes, _strides(mesh), strict=True)
     return [axis for axis, at in places if mesh.sizes[axis] > 1 and start < at <= end]
 

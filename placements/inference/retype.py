@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from placements.inference.padding import NO_PADS, cast, refused
+from placements.inference.padding import NO_PADS, cast, padding_refusal
 from placements.inference.terms import Operand, Refusal
 from placements.inference.transitions import Transition
 from placements.types.axis import AxisType, Shard
@@ -172,12 +172,12 @@ def moved_pads(row: Transition, x: Operand, axis: str, new_dim: int) -> tuple[Pa
 def _moved(row: Transition, x: Operand, axis: str, new_dim: int, pads: Pads) -> Pads:
     match row.action:
         case "exchange" if 0 in pads.dims:
-            raise refused(SENT, x, pads, NO_PADS)
+            raise padding_refusal(SENT, x, pads, NO_PADS)
         case "stack" | "place row":
-            raise refused(STACKED, x, pads, NO_PADS)
+            raise padding_refusal(STACKED, x, pads, NO_PADS)
         case "unbind" | "sum and unbind":
             if new_dim in pads.dims:
-                raise refused(TAKEN, x, pads, NO_PADS)
+                raise padding_refusal(TAKEN, x, pads, NO_PADS)
             return replace(pads, dims=tuple(d - (d > new_dim) for d in pads.dims))
         case _:
             pass
@@ -190,7 +190,7 @@ def _moved(row: Transition, x: Operand, axis: str, new_dim: int, pads: Pads) -> 
 
 
 def cast_pads(pads: tuple[Pads, ...]) -> tuple[Pads, ...]:
-    """Rows of padding of a tensor that takes another dtype."""
+    """Return the rows of padding of a tensor that takes another dtype."""
     return tuple(replace(one, holds=cast([one.holds])) for one in pads)
 
 

@@ -36,7 +36,7 @@ class Size:
 
 
 def sizes_of(given: Any) -> list[Size]:
-    """One size, several, or those of a tensor that stands for its shape."""
+    """Return one size, several, or those of a tensor that stands for its shape."""
     if isinstance(given, Operand):
         varying = tuple(axis for axis, t in given.type.items() if t == V)
         return [Size(n, given.type.cuts(d), varying) for d, n in enumerate(given.shape)]
@@ -59,7 +59,7 @@ def is_foreign(size: Size, mesh: Mesh) -> bool:
     return any(axis not in mesh.position for axis in (*dict(size.cuts), *size.varying))
 
 
-def unwritten(input: Operand) -> Operand:
+def as_zeros(input: Operand) -> Operand:
     """Return memory that nobody wrote as zeros, of which the next write makes something."""
     if input.type.fresh != EMPTY:
         return input

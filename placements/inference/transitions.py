@@ -114,7 +114,7 @@ def unchanged(t: AxisType) -> Transition:
 
 
 def dual_transition(row: Transition) -> Transition:
-    """The row that runs in backward: dual(dst) -> dual(src)."""
+    """Return the row that runs in backward: dual(dst) -> dual(src)."""
     src, dst = DUAL_LETTERS[row.dst], DUAL_LETTERS[row.src]
     if row.call == _UNCHANGED:
         return replace(row, src=src, dst=dst)

@@ -25,7 +25,7 @@ _ENDED = inspect.GEN_CLOSED
 
 
 def together(calls: Iterable[Callable[[], Any]]) -> Callable[[], object]:
-    """One C function that makes these calls, in order; it can be called once.
+    """Return one C function that makes these calls, in order; it can be called once.
 
     Handlers of signals run between bytecodes, and the loop is in C as well, so none can run
     among the calls. They must be C functions, or `functools.partial` objects of them.
@@ -38,7 +38,7 @@ class UsedWithWith(ContextDecorator):
     """Refuses, for all blocks, copies and uses in which the block would hold nothing."""
 
     def __call__(self, function: Any) -> Any:
-        """As a decorator: a block for each call."""
+        """Decorate a function: a block for each call."""
         tests = inspect.isgeneratorfunction, inspect.iscoroutinefunction
         if any(test(function) for test in (*tests, inspect.isasyncgenfunction)):
             raise TypeError(
@@ -104,7 +104,7 @@ class _Made(Block[T]):
 
 
 def block(steps: Callable[A, Steps[T]]) -> Callable[A, Block[T]]:
-    """As `contextlib.contextmanager`, for blocks that a signal must not tear."""
+    """Make blocks as `contextlib.contextmanager` does, which a signal cannot tear."""
 
     @functools.wraps(steps)
     def made(*args: A.args, **kwargs: A.kwargs) -> Block[T]:

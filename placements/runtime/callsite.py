@@ -90,7 +90,7 @@ def locals_in_hook() -> list[object]:
 
 
 def caller() -> str:
-    """file:line of the user's call."""
+    """Return file:line of the user's call."""
     frame = user_frame()
     if frame is None:
         return "?"

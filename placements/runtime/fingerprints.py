@@ -104,7 +104,7 @@ def _projected(flat: Tensor) -> Tensor:
 
 
 def _halves(hashed: Tensor) -> Tensor:
-    """64 bits as two numbers that float64 holds."""
+    """Return 64 bits as two numbers that float64 holds."""
     return torch.stack([hashed >> 32, hashed & 0xFFFFFFFF]).double()
 
 

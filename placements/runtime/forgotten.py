@@ -56,10 +56,10 @@ class Forgotten(NamedTuple):
         return f"{self.where}: {self.text} (axis {axes}{named})"
 
 
-Place = tuple[CodeType, int, str]  # code, instruction, question
+_Place = tuple[CodeType, int, str]  # code, instruction, question
 
-_NO_LISTS: "OrderedDict[Place, tuple[Forgotten, list[Any]]]" = OrderedDict()
-_asked: ContextVar["OrderedDict[Place, tuple[Forgotten, list[Any]]] | None"] = ContextVar(
+_NO_LISTS: "OrderedDict[_Place, tuple[Forgotten, list[Any]]]" = OrderedDict()
+_asked: ContextVar["OrderedDict[_Place, tuple[Forgotten, list[Any]]] | None"] = ContextVar(
     "placements_asked", default=None
 )
 

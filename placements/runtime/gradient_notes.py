@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from placements._torch import backward_node, base_of, leaf_of, memory_of, version_of
-from placements.inference.presentations import blocks
+from placements.inference.presentations import matching_axes
 from placements.inference.terms import Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import caller
@@ -310,7 +310,7 @@ def _take_presented(
     """Apply steps on `mesh` to the types on `target`, a mesh over the same ranks."""
     if mesh.rank_order() != target.rank_order():
         raise Refusal(f"it was reduced on {mesh!r}, which is not over the same ranks")
-    for old, new in blocks(mesh, target):
+    for old, new in matching_axes(mesh, target):
         done = [steps[axis] for axis in old if axis in steps]
         if not done:
             continue

@@ -72,7 +72,7 @@ class Scoped(Generic[T]):
 
     @block
     def hold(self, value: T) -> Steps[None]:
-        """The value holds until the block ends."""
+        """Let the value hold until the block ends."""
         scope = self.scope(value)
         try:
             self.begin(scope)

@@ -38,15 +38,15 @@ class Extent(ABC):
 
     @abstractmethod
     def local_size(self, rank: int) -> int:
-        """Rows that `rank` holds."""
+        """Return how many rows `rank` holds."""
 
     @abstractmethod
     def offset(self, rank: int) -> int:
-        """Global row of the first row that `rank` holds (or would hold)."""
+        """Return the global row of the first row that `rank` holds (or would hold)."""
 
     @abstractmethod
     def to_global(self, index: Rows, rank: int) -> Rows:
-        """Global row of row `index` of `rank`."""
+        """Return the global row of row `index` of `rank`."""
 
     @abstractmethod
     def to_local(self, row: Rows) -> tuple[Rows, Rows]:
@@ -298,7 +298,7 @@ class ZigZag(_OfTotal):
         return self.rows_in_all // (2 * self.bound_ranks)
 
     def starts(self, rank: int) -> tuple[int, int]:
-        """Global rows of the first rows of both runs."""
+        """Return the global rows of the first rows of both runs."""
         return rank * self.run, (2 * self.bound_ranks - 1 - rank) * self.run
 
     def over(self, ranks: int) -> Extent:

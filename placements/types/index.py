@@ -45,7 +45,7 @@ class Index:
 
     @classmethod
     def of_cuts(cls, cuts: Cuts) -> "Index":
-        """This rank's own rows of a dim cut over several axes, outermost first."""
+        """Count this rank's own rows of a dim cut over several axes, outermost first."""
         made = cls(0)
         object.__setattr__(made, "size", None)
         object.__setattr__(made, "cuts", cuts)
@@ -53,11 +53,11 @@ class Index:
 
     @classmethod
     def of_rows(cls, cuts: Cuts, size: int) -> "Index":
-        """The rows of a dim of `size` rows here: this rank's own if it is cut, else all."""
+        """Count the rows of a dim: this rank's own if it is cut, else all `size`."""
         return cls.of_cuts(cuts) if cuts else cls(size)
 
     def divided(self, factor: int) -> "Index | None":
-        """What `index // factor` counts: runs of `factor` rows, if all are whole."""
+        """Return what `index // factor` counts: runs of `factor` rows, if all are whole."""
         if not self.cuts:
             assert self.size is not None
             return None if self.size % factor else Index(self.size // factor)

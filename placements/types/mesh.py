@@ -212,7 +212,7 @@ class _Kept:
 
 @lru_cache(maxsize=64)
 def _mesh_of_sizes(sizes: tuple[tuple[str, int], ...]) -> Mesh:
-    """One Mesh for equal sizes, so that what was inferred on it is found again."""
+    """Return one Mesh for equal sizes, so that what was inferred on it is found again."""
     return Mesh(dict(sizes))
 
 

@@ -158,7 +158,7 @@ Positions = Mapping[int, list[int]]
 
 
 def program_order(logs: Mapping[int, Log]) -> Positions:
-    """One order of what all ranks logged, in which every rank's own order is kept.
+    """Return one order of what all ranks logged, which keeps every rank's own order.
 
     What only some ranks logged comes right after what they logged before it. So a rank
     that did something alone is not ahead of the others from then on, and what follows

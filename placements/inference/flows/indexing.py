@@ -149,17 +149,18 @@ def gather(
 ) -> TensorType:
     """Input and index aligned but for `dim`."""
     check_aligned(input, index)
+    return _rows_at(op, input, dim, index, tuple(range(index.ndim)))
+
+
+def _rows_at(
+    op: Op, input: Operand, dim: int, index: Operand, labels: tuple[Label, ...]
+) -> TensorType:
+    """Rows of `dim` at an index whose dims have these labels."""
     along = dim % input.ndim
-    axes = addressed_axes(index, input, along)
-    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
-    return combine(
-        op.linearity,
-        [
-            Term(input, tuple(labels)),
-            index_term(index, tuple(range(index.ndim))),
-        ],
-        index=input.type.index,
-    )
+    own = owned(addressed_axes(index, input, along), Mixed(ACROSS))
+    kept = tuple(own if d == along else d for d in range(input.ndim))
+    terms = [Term(input, kept), index_term(index, labels)]
+    return combine(op.linearity, terms, index=input.type.index)
 
 
 def take_along_dim(
@@ -185,14 +186,7 @@ def take_along_dim(
 
 
 def index_select(op: Op, input: Operand, dim: int, index: Operand) -> TensorType:
-    along = dim % input.ndim
-    axes = addressed_axes(index, input, along)
-    labels = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
-    return combine(
-        op.linearity,
-        [Term(input, tuple(labels)), index_term(index, (along,))],
-        index=input.type.index,
-    )
+    return _rows_at(op, input, dim, index, (dim % input.ndim,))
 
 
 def embedding(
@@ -250,16 +244,16 @@ def scatter(
     is_sum = reduce == "sum"
     spreads = is_sum and include_self
     own = owned(axes, Contract("written") if spreads else op.along_label("written"))
-    target = [owned(axes, Mixed(ACROSS)) if d == along else d for d in range(input.ndim)]
-    target[along] = along if axes else target[along]
     source = tuple(own if d == along else d for d in range(index.ndim))
-    terms = [Term(input, tuple(target)), index_term(index, source)]
+    terms = [_written_term(input, along, axes), index_term(index, source)]
     if isinstance(src, Operand):
         src = _at_each_index(src, index, index.ndim - 1)
         check_rows(axes, index, src, along, along)
         terms.append(Term(src, source))
     linearity = LINEAR if is_sum else op.linearity
-    return written(linearity, input, terms, src, adds_up=op.along == SUM or bool(reduce))
+    return after_write(
+        linearity, input, terms, src, adds_up=op.along == SUM or bool(reduce)
+    )
 
 
 def index_write(
@@ -276,17 +270,20 @@ def index_write(
     along = dim % input.ndim
     axes = addressed_axes(index, input, along, writes=True)
     own = owned(axes, op.along_label("written"))
-    target: list[Label] = [
-        Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim)
-    ]
-    terms = [Term(input, tuple(target)), index_term(index, (own,))]
+    terms = [_written_term(input, along, axes), index_term(index, (own,))]
     if isinstance(source, Operand):
         rows = tuple(own if d == along else d for d in range(source.ndim))
         source = _at_each_index(source, index, 0 if source.ndim else -1, along)
         if source.ndim:
             check_rows(axes, index, source, 0, along)
         terms.append(Term(source, rows))
-    return written(op.linearity, input, terms, source, adds_up=op.along == SUM)
+    return after_write(op.linearity, input, terms, source, adds_up=op.along == SUM)
+
+
+def _written_term(input: Operand, along: int, axes: tuple[str, ...]) -> Term:
+    """Return the target of a write along a dim whose own rows on `axes` are addressed."""
+    labels = (Mixed(ACROSS) if d == along and not axes else d for d in range(input.ndim))
+    return Term(input, tuple(labels))
 
 
 def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -> Operand:
@@ -309,7 +306,7 @@ def _at_each_index(source: Operand, index: Operand, last: int, shift: int = 0) -
     return replace(source, type=make(index.type.mesh, types, fresh=MADE))
 
 
-def written(
+def after_write(
     linearity: Linearity,
     input: Operand,
     terms: Sequence[Term],

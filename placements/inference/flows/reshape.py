@@ -15,7 +15,7 @@ from typing import Any
 
 from placements.inference.combine import combine
 from placements.inference.flows.groups import view_of_pads
-from placements.inference.flows.views import moved, recut
+from placements.inference.flows.views import moved, view_of_cuts
 from placements.inference.op import Op
 from placements.inference.sizes import Size, is_foreign, sizes_of
 from placements.inference.terms import Label, Mixed, Operand, Refusal, Term
@@ -175,7 +175,7 @@ def _viewed(op: Op, input: Operand, sizes: list[Size], groups: Groups) -> Tensor
         return _chosen(input, axis, dim, extent, sizes, fitting, plain)
 
     pads = view_of_pads(input, shape, sizes, groups)
-    found = recut(op, input, place, pads)
+    found = view_of_cuts(op, input, place, pads)
     _check_said(input, found, sizes)
     return found
 
@@ -292,7 +292,7 @@ def repeat_interleave(
         def grown(axis: str, d: int, extent: Extent) -> tuple[int, Extent]:
             return d, extent.scaled(repeats) if d == along else extent
 
-        return recut(op, input, grown, lambda pads: repeated(pads, along, repeats))
+        return view_of_cuts(op, input, grown, lambda pads: repeated(pads, along, repeats))
     reason = "how often each row is repeated depends on data, so the pieces are unknown"
     labels: list[Label] = [d if d != along else Mixed(reason) for d in range(input.ndim)]
     terms = [Term(input, tuple(labels))]

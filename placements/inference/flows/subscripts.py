@@ -12,15 +12,15 @@ from placements.inference.flows.indexing import (
     ACROSS,
     POSITIONS,
     addressed_axes,
+    after_write,
     check_rows,
     owned,
-    written,
 )
 from placements.inference.flows.views import PIECEWISE
 from placements.inference.numbers import RankInt
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
-from placements.inference.sizes import unwritten
+from placements.inference.sizes import as_zeros
 from placements.inference.terms import (
     NO_ARGUMENT,
     Label,
@@ -51,7 +51,7 @@ def getitem(op: Op, input: Operand, idx: Any) -> TensorType:
 
 def setitem(op: Op, input: Operand, k: Any, v: Any, *, adds_up: bool = False) -> TensorType:
     """x[...] = value: the target keeps its type."""
-    input = unwritten(input)
+    input = as_zeros(input)
     plan, value = _Plan(input, k, writes=True), v
     terms = [Term(input, plan.write_labels())]
     terms += plan.written_index_terms() + plan.end_terms()
@@ -59,7 +59,7 @@ def setitem(op: Op, input: Operand, k: Any, v: Any, *, adds_up: bool = False) ->
         terms.append(Term(value, plan.value_labels(value)))
     filled = value if isinstance(value, Operand) else input
     linearity = linearity_to(op, filled, input.dtype)
-    return written(linearity, input, terms, value, adds_up=adds_up)
+    return after_write(linearity, input, terms, value, adds_up=adds_up)
 
 
 def index_put(

@@ -34,7 +34,7 @@ def moved(op: Op, input: Operand, labels: Sequence[Label]) -> TensorType:
     )
 
 
-def recut(
+def view_of_cuts(
     op: Op,
     input: Operand,
     place: Callable[[str, int, Extent], tuple[int, Extent]],
@@ -174,7 +174,7 @@ def repeat(op: Op, input: Operand, repeats: Any = None, dims: Any = None) -> Ten
             return None
         return Pads(pads.validity, tuple(d + shift for d in pads.dims))
 
-    return recut(op, input, place, view)
+    return view_of_cuts(op, input, place, view)
 
 
 def _repeated_by_sizes(op: Op, input: Operand, times: Sequence[Size]) -> TensorType:
@@ -264,7 +264,7 @@ def _blocks(op: Op, input: Operand, along: int, outer: int) -> TensorType:
         assert isinstance(extent, Folded) and extent.ranks is not None
         return d, Folded(outer, extent.inner).over(extent.ranks)
 
-    return recut(op, input, fewer, lambda pads: None if along in pads.dims else pads)
+    return view_of_cuts(op, input, fewer, lambda pads: None if along in pads.dims else pads)
 
 
 def joined(op: Op, tensors: Any, dim: int = 0) -> TensorType:

@@ -5,7 +5,7 @@ from typing import Any
 
 from placements.inference.combine import combine
 from placements.inference.flows.products import inner_value
-from placements.inference.flows.views import recut
+from placements.inference.flows.views import view_of_cuts
 from placements.inference.numbers import plain
 from placements.inference.op import Op
 from placements.inference.rules import LINEAR, NONLINEAR
@@ -115,7 +115,7 @@ def shuffled(op: Op, input: Operand, upscale_factor: int) -> TensorType:
     def view(pads: Pads) -> Pads | None:
         return pads if all(dim < channels for dim in pads.dims) else None
 
-    return recut(op, input, grown, view)
+    return view_of_cuts(op, input, grown, view)
 
 
 def over_channels(op: Op, input: Operand, **settings: Any) -> TensorType:

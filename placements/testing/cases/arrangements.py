@@ -17,12 +17,6 @@ def stacked(b: Builder) -> OpCall:
     return b.call(run=lambda *xs: fn(xs))
 
 
-def blocks(b: Builder) -> OpCall:
-    for _ in range(b.some(2)):
-        b.value(b.some(3), b.some(3))
-    return b.call()
-
-
 def kron(b: Builder) -> OpCall:
     b.value(*b.shape())
     b.value(*b.shape())
@@ -128,12 +122,3 @@ def scattered_rows(b: Builder) -> OpCall:
         return b.call(dim, 1)
     b.value(*(1 if d == dim else n for d, n in enumerate(shape)))
     return b.call(dim, 1, 2)
-
-
-def quantile(b: Builder) -> OpCall:
-    shape = [b.number(1, 4) for _ in range(b.number(1, 3))]
-    b.value(*shape)
-    if b.pick(True, False):
-        return b.call(0.5, b.dim(shape))
-    b.value(2, below=2, fixed=True)
-    return b.call(b.dim(shape))

@@ -137,11 +137,6 @@ def diagonal(b: Builder) -> OpCall:
     return b.call(0, -1, -2)
 
 
-def diag(b: Builder) -> OpCall:
-    b.value(*(b.shape(2, 2) if b.name == "trace" else b.shape(1, 2)))
-    return b.call()
-
-
 def complex_part(b: Builder) -> OpCall:
     b.value(*b.shape(), 2)
     fn = b.fn

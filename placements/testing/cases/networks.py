@@ -68,11 +68,6 @@ def shuffle(b: Builder) -> OpCall:
     return b.call(2)
 
 
-def channel_shuffle(b: Builder) -> OpCall:
-    b.value(b.some(3), 2 * b.some(2), b.number(2, 3))
-    return b.call(2)
-
-
 def unfold(b: Builder) -> OpCall:
     shape = [b.number(2, 4) for _ in range(b.number(1, 3))]
     b.value(*shape)
@@ -160,14 +155,6 @@ def row_loss(b: Builder) -> OpCall:
         b.value(rows, fixed=True)
     fn, reduction = b.fn, b.pick("sum", "none", "mean")
     return b.call(run=lambda *xs: fn(*xs, reduction=reduction))
-
-
-def drops(b: Builder) -> OpCall:
-    b.value(*b.shape(2))
-    fn = b.fn
-    if b.pick(True, False):
-        return b.call(run=lambda x: fn(x, training=True), drawn=True)
-    return b.call(run=lambda x: fn(x, training=False))
 
 
 def drops_channels(b: Builder) -> OpCall:

@@ -91,7 +91,6 @@ BY_BUILDER: dict[Callable[[Builder], OpCall], str] = {
     n.interpolate: "interpolate",
     n.grid_sample: "grid_sample",
     n.shuffle: "pixel_shuffle",
-    n.channel_shuffle: "",
     n.unfold: "unfold",
     n.fold: "fold",
     n.batch_norm: "batch_norm",

@@ -20,9 +20,9 @@ from placements.testing.compare.adjoint_arguments import (
     ByRank,
     Types,
     checked_inputs,
-    checked_mesh,
     checked_outs,
-    kind_of,
+    class_of,
+    mesh_of_sizes,
     parts_of,
     taken_by_name,
 )
@@ -65,7 +65,7 @@ def check_adjoint(
         >>> check_adjoint(lambda x: x * 2, {"x": (torch.ones(4).double(), {"tp": "S(0)"})},
         ...               {"tp": "S(0)"}, mesh={"tp": 2})
     """
-    sizes = checked_mesh(mesh)
+    sizes = mesh_of_sizes(mesh)
     given = checked_inputs(inputs, sizes)
     claims = checked_outs(outs, sizes)
     by_name = taken_by_name(fn, list(given))
@@ -222,7 +222,7 @@ def _results(
         ):
             raise ValueError(
                 "check_adjoint: fn must return a tensor, or a tuple or list of tensors; "
-                f"it returned {kind_of(result)}"
+                f"it returned {class_of(result)}"
             )
         count = len(cast(Sequence[object], listed))
         if count != len(claims):

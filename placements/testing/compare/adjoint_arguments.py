@@ -16,7 +16,7 @@ Types: TypeAlias = dict[str, AxisType]
 ByRank: TypeAlias = list[Tensor]
 
 
-def checked_mesh(mesh: object) -> Mesh:
+def mesh_of_sizes(mesh: object) -> Mesh:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ValueError(
             "check_adjoint: mesh must be the size of each axis, such as {'tp': 2}; "
@@ -39,7 +39,7 @@ def checked_inputs(inputs: object, mesh: Mesh) -> dict[str, tuple[Tensor, Types]
             case _:
                 raise ValueError(
                     f"check_adjoint: input {name} must be a pair of a tensor and its "
-                    f"types, such as (x, {{'tp': R}}); got {kind_of(pair)}"
+                    f"types, such as (x, {{'tp': R}}); got {class_of(pair)}"
                 )
         if value.dtype != torch.float64:
             raise ValueError(
@@ -124,7 +124,7 @@ def parts_of(name: str, value: Tensor, types: Types, mesh: Mesh) -> ByRank:
         raise ValueError(f"check_adjoint: input {name}: {error}") from None
 
 
-def kind_of(value: object) -> str:
+def class_of(value: object) -> str:
     kind = type(value).__name__
     if not isinstance(value, list | tuple):
         return kind
