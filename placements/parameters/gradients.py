@@ -40,7 +40,7 @@ from placements.runtime.gradient_watch import (
 )
 from placements.runtime.ledger import active_ledger
 from placements.runtime.state import observer, suspended
-from placements.types.axis import AxisType, P, R
+from placements.types.axis import AxisType, P, R, V
 from placements.types.tensor import TensorType
 
 # Gradients that are reduced over the same axes travel together, so many bytes at a time.
@@ -81,7 +81,15 @@ def reduce_gradients(
                     continue
                 _mark(one, grad)
                 if watcher is not None:
-                    watcher.crossing(call, one.held.name, grad, one.after)
+                    watcher.crossing(call, one.held.name, *_claimed(grad, one.after))
+
+
+def _claimed(grad: Tensor, found: TensorType) -> tuple[Tensor, TensorType]:
+    """Return what this rank holds, and what can be said of it: shards have other sizes."""
+    local = local_part(grad)[0]
+    if local is not grad:
+        found = _with(found, {a: V for a, t in found.items() if t.letter == "S"})
+    return local, found
 
 
 def gradient_axes(
@@ -161,7 +169,8 @@ def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
                 name=held.name, axis=axis, expected="Replicate", actual=repr(said),
                 rule=_SHARDED, advice=_CALL,
             )  # fmt: skip
-    return handled
+    # A shard is the rank's own: no type of a tensor knows how others cut it.
+    return {axis: V if t.letter == "S" else t for axis, t in handled.items()}
 
 
 _SHARDED = (

@@ -180,6 +180,23 @@ def test_averages_are_refused_with_the_calls_that_sum(
         assert "set_force_sum_reduction_for_comms(True)" in text
 
 
+def called_again(checked: bool) -> list[bool]:
+    mesh = device_mesh()
+    with set_current_mesh(mesh):
+        module = Weighted({"dp": R})
+        fully_shard(module, mesh=mesh["dp"])
+        error_of(step, module, checked)
+        for _ in range(2):
+            with pytest.raises((PlacementError, AttributeError)):  # torch's, half made
+                step(module, checked)
+    return [module.w.grad is None]
+
+
+@CHECKED
+def test_a_module_that_was_refused_does_not_run_later(checked: bool) -> None:
+    assert run_ranks({"dp": 2}, called_again, checked) == [[True]] * 2
+
+
 def averaged_later(checked: bool) -> str:
     mesh = device_mesh()
     with set_current_mesh(mesh):
