@@ -59,6 +59,7 @@ from placements.parameters.sharded import (
     load_sharded_state_dict as load_sharded_state_dict,
 )
 from placements.parameters.sharded import sharded_state_dict as sharded_state_dict
+from placements.parameters.wraps import look_at_wraps
 from placements.runtime.errors import BranchWarning as BranchWarning
 from placements.runtime.errors import PlacementError as PlacementError
 from placements.runtime.errors import UncheckedWarning as UncheckedWarning
@@ -98,3 +99,5 @@ from placements.types.mesh import optional_axes as optional_axes
 from placements.types.text import parse_axis_type as parse_axis_type
 from placements.verification.mode import verify as verify
 from placements.version import __version__ as __version__
+
+look_at_wraps()

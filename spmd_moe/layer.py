@@ -17,7 +17,6 @@ from placements import (
     AxisType,
     Extent,
     Folded,
-    Mesh,
     MeshLike,
     On,
     Padded,
@@ -86,7 +85,7 @@ class MoE(Initialised):
             expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
             self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
         # The meshes on which parameters live, for `reduce_gradients` and its like.
-        self.meshes: tuple[Mesh, ...] = (mesh,) if parallel.ep == 1 else (mesh, expert_mesh)
+        self.meshes = (mesh,) if parallel.ep == 1 else (mesh, expert_mesh)
         made: Any = {"seed": seed, "device": device, "dtype": dtype}
         self.router = Router(config, self.layout, mesh, **made)
         self.experts = GroupedExperts(config, self.layout, expert_mesh, **made)

@@ -64,6 +64,7 @@ class Initialised(WatchesItsState):
     """
 
     specs: Mapping[str, Spec] = {}
+    meshes: tuple[Mesh, ...] = ()  # on which the module's parameters live
     seed: int = 0
     drawn_as: str = ""
 
@@ -86,6 +87,8 @@ class Initialised(WatchesItsState):
                 "the parameters get it"
             )
         self.specs, self.seed, self.drawn_as = specs, seed, type(self).__name__
+        # Who wraps the module (FSDP2, DDP) is held to the types on these meshes.
+        self.meshes = tuple({id(s.mesh): s.mesh for s in specs.values()}.values())
         for name, spec in specs.items():
             shape = [len(rows) for rows in spec.held()]
             empty = torch.empty(shape, device=device, dtype=dtype)

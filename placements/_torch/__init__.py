@@ -26,6 +26,8 @@ from placements._torch.fsdp import INSIDE_A_GROUP as INSIDE_A_GROUP
 from placements._torch.fsdp import Listener as Listener
 from placements._torch.fsdp import ShardedGroup as ShardedGroup
 from placements._torch.fsdp import group_class as group_class
+from placements._torch.fsdp import hooks_of_ddp as hooks_of_ddp
+from placements._torch.fsdp import is_fsdp1 as is_fsdp1
 from placements._torch.fsdp import is_sharded as is_sharded
 from placements._torch.fsdp import listen_to_groups as listen_to_groups
 from placements._torch.fsdp import mesh_for_a_parameter as mesh_for_a_parameter

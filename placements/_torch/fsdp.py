@@ -1,4 +1,4 @@
-"""FSDP2, `torch.distributed.fsdp.fully_shard`: its groups of parameters.
+"""FSDP2, `torch.distributed.fsdp.fully_shard`: its groups of parameters; hooks of DDP.
 
 The call itself is public. What is not: one mesh for each parameter in one call, what a
 group of parameters was told to do with gradients, and when it starts.
@@ -66,6 +66,12 @@ def is_sharded(module: nn.Module) -> bool:
     return kinds is not None and isinstance(module, kinds.FSDPModule)
 
 
+def is_fsdp1(module: nn.Module) -> bool:
+    """Return whether a module is a wrapper of the first FSDP."""
+    kinds: Any = sys.modules.get("torch.distributed.fsdp")
+    return kinds is not None and isinstance(module, kinds.FullyShardedDataParallel)
+
+
 def group_class() -> Any:
     """Return the class of the groups, if FSDP2 was imported."""
     found: Any = sys.modules.get(_GROUPS)
@@ -129,3 +135,25 @@ def _described(group: Any) -> ShardedGroup:
         group.gradient_divide_factor,
         group.mp_policy.reduce_dtype,
     )
+
+
+def has_groups_of_parameters() -> bool:
+    """Check the names of what is asked of FSDP2, in the code that sets them."""
+    kind = inside(f"{_GROUPS}.FSDPParamGroup")
+    asked = {"fsdp_params", "modules", "mesh_info", "mp_policy", "gradient_divide_factor"}
+    places = inside(f"{_PACKAGE}._fsdp_param.ParamModuleInfo").__dataclass_fields__
+    methods = (*INSIDE_A_GROUP, "post_backward")
+    return (
+        asked <= {*kind.__init__.__code__.co_names}
+        and all(callable(getattr(kind, name, None)) for name in methods)
+        and {"module", "param_name", "shared_modules", "shared_param_names"} <= {*places}
+    )
+
+
+def hooks_of_ddp(ddp: Any) -> list[Any]:
+    """Return what DDP was told to reduce gradients by; nothing if it is to average."""
+    return [hook for hook, _ in ddp._comm_hooks]
+
+
+def keeps_hooks_of_ddp() -> bool:
+    return "_comm_hooks" in nn.parallel.DistributedDataParallel.__init__.__code__.co_names

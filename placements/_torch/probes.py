@@ -8,6 +8,9 @@ everything that is missing in one error.
 - "simulating": `run_ranks` on simulated ranks.
 - "drawing": the law of call forms.
 - "saving": checkpoints in pieces.
+)  # fmt: skip
+
+- "sharding": `fully_shard`, and the look at what FSDP2 does around typed modules.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -28,6 +31,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from placements._torch.bodies import body_of
 from placements._torch.distributed import OBJECT_TO_TENSOR, functional
+from placements._torch.fsdp import (
+    HANDS_THROUGH,
+    has_groups_of_parameters,
+    keeps_hooks_of_ddp,
+)
 from placements._torch.interception import (
     REGISTRATION_HOOKS,
     SCRIPTED,
@@ -351,6 +359,16 @@ SAVING: tuple[Use, ...] = (
         _stores_by_file),
 )  # fmt: skip
 
+_FSDP = "torch.distributed.fsdp._fully_shard"
+
+SHARDING: tuple[Use, ...] = (
+    Use(f"{_FSDP}._fsdp_param_group.FSDPParamGroup", "see what FSDP2 reduces, and over "
+        "which ranks", has_groups_of_parameters),
+    _is_there(f"{_FSDP}._fsdp_param_group.{HANDS_THROUGH}", "keep the types of inputs"),
+    _is_there(f"{_FSDP}._fsdp_init._get_mesh_info", "name the copies and shards of a mesh"),
+    Use("DistributedDataParallel._comm_hooks", "see whether DDP sums", keeps_hooks_of_ddp),
+)  # fmt: skip
+
 DRAWING: tuple[Use, ...] = (
     Use("torch._C._jit_get_schemas_for_operator", "draw calls of every overload of an op",
         _has_schemas),
@@ -358,7 +376,7 @@ DRAWING: tuple[Use, ...] = (
 
 PARTS = {
     "checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS,
-    "drawing": DRAWING, "saving": SAVING,
+    "drawing": DRAWING, "sharding": SHARDING, "saving": SAVING,
 }  # fmt: skip
 
 _works: set[str] = set()

@@ -29,7 +29,7 @@ from placements.runtime.mesh import current_mesh
 from placements.runtime.tags import declarations
 from placements.types.axis import TypesLike
 from placements.types.boxes import Box, boxes_of, global_shape
-from placements.types.mesh import Mesh, meshes_in_use
+from placements.types.mesh import Mesh, live_meshes
 from placements.types.tensor import TensorType
 from placements.types.text import as_axis_type
 
@@ -139,7 +139,7 @@ class _Told:
         """Return the meshes over all ranks, that which was current first."""
         if not _has_several_ranks():
             return []
-        known = [*([self.mesh] if self.mesh else []), *meshes_in_use()]
+        known = [*([self.mesh] if self.mesh else []), *live_meshes()]
         return [mesh for mesh in known if _is_over_all_ranks(mesh)]
 
 

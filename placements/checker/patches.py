@@ -5,7 +5,8 @@ replacing the methods that such a call goes through, for as long as any block is
 
 Two things more are changed, from import on (`tags.py`): `Tensor.__getstate__` leaves types
 out of pickles, since a tensor may be saved after its block has ended; and the class answers
-None for the type of a tensor that has none.
+None for the type of a tensor that has none. Two methods of FSDP2 are wrapped from the first
+DeviceMesh on (`_torch/fsdp.py`), because wrong wraps are refused with checking off, too.
 """
 
 import builtins

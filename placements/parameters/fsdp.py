@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from placements._torch import is_sharded, mesh_for_a_parameter, mesh_info, unseen
+from placements._torch import (
+    base_of,
+    is_sharded,
+    mesh_for_a_parameter,
+    mesh_info,
+    pytree,
+    require,
+    unseen,
+)
 from placements.parameters.held import Held, Meshes, all_parameters, meshes_or_current
 from placements.runtime.errors import refused
 from placements.runtime.state import suspended
@@ -60,6 +68,7 @@ def fully_shard(
     no process groups.
     """
     call = "fully_shard"
+    require("sharding")
     known = meshes_or_current(call, meshes)
     copies = _copies(known, replicate)
     ignored = set(ignored_params)
@@ -261,11 +270,25 @@ def _shard(
 ) -> None:
     from torch.distributed import fsdp  # only where it is in use
 
+    module.register_forward_hook(_own_memory)
     fsdp.fully_shard(module, mesh=mesh, shard_placement_fn=placed, **options)
     sharded = cast(fsdp.FSDPModule, module)
     # A sum, whatever the backend: gloo, for one, does not scale what it sums.
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:
+    """Copy a result that is a view, before FSDP2 puts a hook on it that backward needs.
+
+    A write to the view (`y += x`) would take the hook away.
+    """
+
+    def copied(x: Tensor) -> Tensor:
+        is_view = torch.is_grad_enabled() and x.requires_grad and base_of(x) is not None
+        return x.clone() if is_view else x
+
+    return pytree.tree_map_only(Tensor, copied, output)
 
 
 def _dims(plans: Mapping[nn.Parameter, Plan | None]) -> Callable[[nn.Parameter], Any]:

@@ -27,7 +27,7 @@ from placements.parameters.held import (
 )
 from placements.runtime import tags
 from placements.runtime.callsite import caller
-from placements.runtime.dtensors import local_part
+from placements.runtime.dtensors import axes_with, local_part
 from placements.runtime.errors import PlacementError, mismatch, refused
 from placements.runtime.gradient_notes import Note, Step, note_of, put_note, reduced
 from placements.runtime.gradient_watch import (
@@ -40,7 +40,7 @@ from placements.runtime.gradient_watch import (
 )
 from placements.runtime.ledger import active_ledger
 from placements.runtime.state import observer, suspended
-from placements.types.axis import AxisType, P, R
+from placements.types.axis import AxisType, P, R, V
 from placements.types.tensor import TensorType
 
 # Gradients that are reduced over the same axes travel together, so many bytes at a time.
@@ -58,7 +58,8 @@ def reduce_gradients(
     gradient contributes zeros and gets the sum. Parameters that live on other meshes over
     the same ranks are found through `meshes`: `meshes=(dense, sparse)`.
     Sums are done in `op_dtype`; without it in the dtype that `set_gradient_dtype` gives
-    the axis, else in that of the gradient. The gradient keeps its own.
+    the axis, else in the `reduce_dtype` of FSDP2, else in that of the gradient. The
+    gradient keeps its own.
     Communicates: all-reduce over each Partial axis, gradients in buckets.
     A gradient that typed collectives reduced already, in a hook or by an assignment to
     `.grad`, is summed over the axes that are left.
@@ -80,7 +81,15 @@ def reduce_gradients(
                     continue
                 _mark(one, grad)
                 if watcher is not None:
-                    watcher.crossing(call, one.held.name, grad, one.after)
+                    watcher.crossing(call, one.held.name, *_claimed(grad, one.after))
+
+
+def _claimed(grad: Tensor, found: TensorType) -> tuple[Tensor, TensorType]:
+    """Return what this rank holds, and what can be said of it: shards have other sizes."""
+    local = local_part(grad)[0]
+    if local is not grad:
+        found = _with(found, {a: V for a, t in found.items() if t.letter == "S"})
+    return local, found
 
 
 def gradient_axes(
@@ -147,6 +156,9 @@ def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
         raise refused(
             call, f"{held.name!r} is {error}", name=held.name, rule=_SHARDED, advice=_CALL
         ) from None
+    ranks = tags.summed_ranks(held.tensor)
+    if ranks is not None and held.type.mesh.device_mesh is not None:  # by DDP
+        handled |= dict.fromkeys(axes_with(held.type.mesh, ranks) or (), R)
     for axis, t in handled.items():
         said = held.type[axis] if axis in held.type else R
         if t.letter == "S" and said != R:
@@ -157,7 +169,8 @@ def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
                 name=held.name, axis=axis, expected="Replicate", actual=repr(said),
                 rule=_SHARDED, advice=_CALL,
             )  # fmt: skip
-    return handled
+    # A shard is the rank's own: no type of a tensor knows how others cut it.
+    return {axis: V if t.letter == "S" else t for axis, t in handled.items()}
 
 
 _SHARDED = (
@@ -255,7 +268,7 @@ def _due(
             watch_noted(held.tensor)
         if axes:
             dtype = _wire_dtype(call, held)
-            said = _op_dtypes(call, dtype, axes, op_dtype)
+            said = _op_dtypes(call, dtype, axes, op_dtype, tags.reduce_dtype(held.tensor))
             if grad is not None:
                 own_memory(call, held)
             after = _with(found, dict.fromkeys(axes, R))
@@ -263,14 +276,18 @@ def _due(
 
 
 def _op_dtypes(
-    call: str, dtype: torch.dtype, axes: Iterable[str], op_dtype: torch.dtype | None
+    call: str,
+    dtype: torch.dtype,
+    axes: Iterable[str],
+    op_dtype: torch.dtype | None,
+    of_fsdp: torch.dtype | None,
 ) -> tuple[torch.dtype, ...]:
     """Return the dtype to sum in over each axis: by default no narrower than the input."""
     found: list[torch.dtype] = []
     widest = dtype
     for axis in axes:
         by_policy = gradient_dtype(axis) if dtype.is_floating_point else None
-        found.append(op_dtype or by_policy or widest)
+        found.append(op_dtype or by_policy or of_fsdp or widest)
         said_dtypes(call, dtype, found[-1])
         widest = torch.promote_types(widest, found[-1])
     return tuple(found)

@@ -35,7 +35,7 @@ def local_part(
     dims = axes_over(own, mesh)
     if dims is None:
         raise ValueError(
-            f"a DTensor over the ranks {sorted(_ranks(own))}, which are not those of any "
+            f"a DTensor over the ranks {sorted(ranks_in(own))}, which are not those of any "
             f"axes of {mesh!r}"
         )
     if len(dims) == own.ndim:
@@ -60,10 +60,10 @@ def axes_over(own: Any, mesh: Mesh) -> list[tuple[str, ...]] | None:
     """
     known = _over.setdefault(own, {})
     if mesh.key not in known:
-        each = [_axes_with(mesh, _ranks(own, dim)) for dim in range(own.ndim)]
+        each = [axes_with(mesh, ranks_in(own, dim)) for dim in range(own.ndim)]
         found: list[tuple[str, ...]] | None = [axes for axes in each if axes is not None]
         if len(found) < own.ndim:
-            together = _axes_with(mesh, _ranks(own))
+            together = axes_with(mesh, ranks_in(own))
             found = None if together is None else [together]
         known[mesh.key] = found
     return known[mesh.key]
@@ -74,7 +74,7 @@ _over: "WeakKeyDictionary[Any, dict[Any, list[tuple[str, ...]] | None]]" = (
 )
 
 
-def _ranks(own: Any, dim: int | None = None) -> frozenset[int]:
+def ranks_in(own: Any, dim: int | None = None) -> frozenset[int]:
     """Return the ranks of a DeviceMesh, or those of one dim that this rank sees."""
     with unseen():
         ranks, place = own.mesh, own.get_coordinate()
@@ -84,7 +84,7 @@ def _ranks(own: Any, dim: int | None = None) -> frozenset[int]:
         return frozenset(int(rank) for rank in ranks.flatten())
 
 
-def _axes_with(mesh: Mesh, ranks: frozenset[int]) -> tuple[str, ...] | None:
+def axes_with(mesh: Mesh, ranks: frozenset[int]) -> tuple[str, ...] | None:
     """Return the axes whose ranks, seen from this rank, are these."""
     with unseen():
         grid = cast(Any, mesh.device_mesh).mesh

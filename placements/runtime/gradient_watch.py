@@ -96,7 +96,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _was_zeroed(grad: Tensor) -> bool:
+def was_zeroed(grad: Tensor) -> bool:
     """Return whether a gradient that was reduced now holds zeros, which fit any type."""
     if not was_written(grad) or grad.is_meta:
         return False
@@ -164,7 +164,7 @@ class Watch:
         grad = leaf.grad
         note = None if grad is None else note_of(grad)
         self._was_read = grad is not None and was_read(grad)
-        if grad is None or _was_zeroed(grad):
+        if grad is None or was_zeroed(grad):
             self._before = False, None
             old = None if self._marked is None else self._marked()
             if old is not None and was_written(old):

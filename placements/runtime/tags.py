@@ -36,6 +36,9 @@ _ROOT = "_placements_root"  # on a module: `declare` was called for it and what 
 NOTE = "_placements_gradient"
 READ = "_placements_read"
 _OF_A_LEAF = "_placements_of_a_leaf"  # on a tensor that was read as the gradient of one
+# On a parameter that others reduce: in which dtype FSDP2 does, over which ranks DDP does.
+_REDUCE_DTYPE = "_placements_reduce_dtype"
+_SUMMED_RANKS = "_placements_summed_ranks"
 # On the node of an autograd.Function in the graph: the types that its forward had.
 FUNCTION = "_placements_function"
 # On memory: how often a checked op wrote it (torch counts for a tensor and its views, but
@@ -158,6 +161,24 @@ def axes_of(memory: Any) -> tuple[tuple[str, str], ...]:
 def mark_gradient(grad: Tensor) -> None:
     """Remember that a tensor is the `.grad` of another one."""
     setattr(grad, _OF_A_LEAF, True)
+
+
+def put_reduce_dtype(parameter: Tensor, dtype: torch.dtype) -> None:
+    """Remember in which dtype FSDP2 reduces the gradient of a parameter."""
+    setattr(parameter, _REDUCE_DTYPE, dtype)
+
+
+def reduce_dtype(parameter: Tensor) -> torch.dtype | None:
+    return getattr(parameter, _REDUCE_DTYPE, None)
+
+
+def put_summed_ranks(parameter: Tensor, ranks: frozenset[int]) -> None:
+    """Remember over which ranks DDP reduces the gradient of a parameter."""
+    setattr(parameter, _SUMMED_RANKS, ranks)
+
+
+def summed_ranks(parameter: Tensor) -> frozenset[int] | None:
+    return getattr(parameter, _SUMMED_RANKS, None)
 
 
 def declarations(module: nn.Module) -> Mapping[str, "Declaration"]:

@@ -8,13 +8,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from placements._torch import unseen
+from placements._torch import require, unseen, watch_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -172,6 +172,13 @@ class Mesh:
         """Return the same mesh as another rank sees it; sizes alone."""
         return Mesh(self.sizes, coordinate)
 
+    def rank(self) -> int:
+        """Return the global rank that sees the mesh so."""
+        number = 0
+        for axis, size in self.sizes.items():
+            number = number * size + self.place[axis]
+        return self.rank_order()[number]
+
     def rank_order(self) -> tuple[int, ...]:
         """Return the global ranks, row-major; what two presentations must share."""
         if self.device_mesh is None:
@@ -232,14 +239,17 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         mesh,
     )
     setattr(mesh, _ATTRIBUTE, _Kept(made))
-    _in_use[id(made)] = made
+    _live[next(_count)] = made
+    require("sharding")
+    watch_groups()  # from here on parameters may be sharded over ranks that have types
     return made
 
 
-# The meshes of all DeviceMeshes, as long as somebody has them.
-_in_use: WeakValueDictionary[int, Mesh] = WeakValueDictionary()
+_live: "WeakValueDictionary[int, Mesh]" = WeakValueDictionary()
+_count = count()
 
 
-def meshes_in_use() -> list[Mesh]:
-    """Return the meshes that were made of DeviceMeshes in this process."""
-    return list(_in_use.values())
+def live_meshes() -> list[Mesh]:
+    """Return the meshes of DeviceMeshes that this rank has met, newest first."""
+    here = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return [mesh for _, mesh in sorted(_live.items(), reverse=True) if mesh.rank() == here]

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo  # whose stance a block replaces, too
 from torch import nn
 
-from placements import typecheck, verify
+from placements import _torch, typecheck, verify
 from placements._torch import UnsupportedTorchError, probes
 from tests.support.blocks import assert_clean, assert_next_block_works
 from tests.support.blocks import on_two_ranks as on_two_ranks
@@ -54,3 +54,13 @@ def test_every_probe_can_fail(monkeypatch: Any, owner: Any, name: str, shown: st
     assert shown in str(caught.value)
     monkeypatch.undo()
     assert_next_block_works()
+
+
+@pytest.mark.parametrize("name", ["lazy_init", "post_backward", "unshard"])
+def test_an_fsdp2_without_what_is_asked_of_it_is_named(monkeypatch: Any, name: str) -> None:
+    monkeypatch.setattr(probes, "_works", set())
+    probes.require("sharding")
+    monkeypatch.setattr(probes, "_works", set())
+    monkeypatch.delattr(_torch.group_class(), name)
+    with pytest.raises(UnsupportedTorchError, match="FSDPParamGroup"):
+        probes.require("sharding")

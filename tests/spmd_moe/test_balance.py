@@ -152,12 +152,20 @@ class Model(nn.Module):
         return self.moe(x, seq_len=5)
 
 
+def summing(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 def counted(case: Case, ddp: bool) -> tuple[list[int], list[float]]:
     with meshes(case.parallel) as (dense, sparse):
         model: nn.Module = Model(build(case, sparse))
         balance = model.moe.router.balance  # type: ignore[union-attr]
         if ddp:
             model = nn.parallel.DistributedDataParallel(model)
+            model.register_comm_hook(None, summing)  # an average would be refused
         x = split(case.tensors()[0], {"dp": S(0)}, dense)[dist.get_rank()]
         for step in range(3):
             model(x + step).sum().backward()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # whose stance a block replaces, too
+import torch.distributed.fsdp  # whose groups it looks at
 from torch import Tensor
 
 from placements import (
@@ -46,6 +47,7 @@ class Interrupted(BaseException):
 
 
 TWO_RANKS = as_mesh({"tp": 2})
+_torch.watch_groups()  # it lasts, and begins with the first DeviceMesh
 
 
 def snapshot() -> dict[Any, Any]:
