@@ -82,7 +82,7 @@ EXCEPTIONS = {
     "placements/collectives/request.py": (400, "one call from its arguments to its result"),
     "placements/inference/ops.py": (480, "a table"),
     "placements/parameters/gradients.py": (430, "one plan: look at all, sum, mark"),
-    "placements/_torch/probes.py": (370, "a table: a probe for each use"),
+    "placements/_torch/probes.py": (410, "a table: a probe for each use"),
     "placements/runtime/gradient_watch.py": (410, "the states of one gradient in backward"),
     "placements/testing/ranks/run.py": (
         370,

@@ -7,6 +7,9 @@ everything that is missing in one error.
 - "modules": modules whose state keeps its precision.
 - "simulating": `run_ranks` on simulated ranks.
 - "drawing": the law of call forms.
+- "saving": checkpoints in pieces.
+)  # fmt: skip
+
 - "sharding": `fully_shard`, and the look at what FSDP2 does around typed modules.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
@@ -44,6 +47,7 @@ from placements._torch.interception import (
     push_mode,
 )
 from placements._torch.schemas import kind_of, op_name, schemas_of
+from placements._torch.sharded_tensors import GlobalView
 from placements._torch.supported import inside, unsupported
 from placements._torch.tensors import (
     backward_node,
@@ -322,6 +326,38 @@ PEERS: tuple[Use, ...] = (
 )  # fmt: skip
 
 
+def _asks_tensors_for_pieces() -> bool:
+    """Check that the planners of checkpoints ask a tensor for its pieces."""
+    from torch.distributed.checkpoint.default_planner import (
+        create_default_local_save_plan,
+    )
+    from torch.distributed.checkpoint.planner import SavePlan
+    from torch.distributed.checkpoint.utils import find_state_dict_object
+
+    class Piece(NamedTuple):
+        offsets: tuple[int, ...] = (2,)
+        sizes: tuple[int, ...] = (1,)
+        local: tuple[int, ...] = (0,)
+
+    view = GlobalView((4,), torch.ones(1), [Piece()])
+    plan: SavePlan = create_default_local_save_plan({"x": view}, True)
+    (item,) = plan.items
+    held: Any = find_state_dict_object({"x": view}, item.index)
+    return view.shape == (4,) and item.index.offset == (2,) and held.shape == (1,)
+
+
+def _stores_by_file() -> bool:
+    made = inside("torch.distributed.checkpoint.filesystem._StorageInfo")("file", 1, 2)
+    return (made.relative_path, made.offset, made.length) == ("file", 1, 2)
+
+
+SAVING: tuple[Use, ...] = (
+    Use("__create_write_items__, __get_tensor_shard__, Tensor._make_wrapper_subclass",
+        "save pieces of tensors", _asks_tensors_for_pieces),
+    Use("torch.distributed.checkpoint.filesystem._StorageInfo", "read where pieces are",
+        _stores_by_file),
+)  # fmt: skip
+
 _FSDP = "torch.distributed.fsdp._fully_shard"
 
 SHARDING: tuple[Use, ...] = (
@@ -339,7 +375,7 @@ DRAWING: tuple[Use, ...] = (
 
 PARTS = {
     "checking": CHECKING, "modules": MODULES, "simulating": SIMULATING, "peers": PEERS,
-    "drawing": DRAWING, "sharding": SHARDING,
+    "drawing": DRAWING, "sharding": SHARDING, "saving": SAVING,
 }  # fmt: skip
 
 _works: set[str] = set()

@@ -12,7 +12,10 @@ from typing import Any, cast
 
 # Of Python itself, besides what pickle knows without a name.
 _PLAIN = {
-    "builtins": ("frozenset", "set", "complex", "slice", "range"),
+    "builtins": (
+        *("int", "float", "complex", "bool", "str", "bytes", "bytearray"),
+        *("list", "tuple", "dict", "set", "frozenset", "slice", "range"),
+    ),
     "collections": ("Counter", "OrderedDict"),
 }
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from placements._torch import GlobalView, part_of_dtensor, unseen
+from placements._torch import GlobalView, part_of_dtensor, require, unseen
 from placements.collectives.objects import from_all_ranks
 from placements.parameters.held import Held, Meshes, meshes_or_current, saved_tensors
 from placements.parameters.optimizer_state import OPTIMIZER, OptimizerState
@@ -45,6 +45,7 @@ def sharded_state_dict(
     Raises PlacementError or ValueError for what has no global value that could be saved.
     """
     call = "sharded_state_dict"
+    require("saving")
     known = meshes_or_current(call, meshes)
     if any(mesh.axes and mesh.device_mesh is None for mesh in known):
         raise ValueError(
@@ -88,6 +89,7 @@ def load_sharded_state_dict(
     or if a file is damaged.
     """
     call = "load_sharded_state_dict"
+    require("saving")
     known = meshes_or_current(call, meshes)
     alone = all(mesh.device_mesh is None for mesh in known)
     with unseen(), suspended(), torch.no_grad():
