@@ -54,7 +54,7 @@ def splits(
 def _in_trace(
     rows: int, ranks: AxisRanks, sends: Sequence[int], receives: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes, which are not known yet: compiled code looks at them in each run."""
+    """Return the sizes, which compiled code does not know yet: it looks when it runs."""
     for size in (*sends, *receives):
         check(size >= 0)
     check(sum(sends) == rows)

@@ -56,7 +56,7 @@ def call_of(row: Transition) -> Callable[[Tensor], Tensor]:
 def operand(row: Transition) -> Tensor:
     """Whole numbers, which differ by rank where the type lets them."""
     rank = dist.get_rank()
-    piece = row.src == "S" or row.dst == "S" and row.call == "reinterpret"
+    piece = row.src == "S" or (row.dst == "S" and row.call == "reinterpret")
     rows = 2 if row.dims_added == -1 else 3 - rank if piece else 3 if row.src == "V" else 5
     x = torch.arange(rows * 3, dtype=torch.float64).view(rows, 3) + 1
     return x if row.src in "RI" else x * (rank + 2)
