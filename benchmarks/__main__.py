@@ -13,6 +13,7 @@ from rich.table import Table
 from benchmarks import (
     annotated_call,
     checked_ops,
+    compiled_layer,
     erased_layer,
     first_pass,
     new_shapes,
@@ -33,6 +34,7 @@ def main() -> int:
         *first_pass.measure(),
         *type_memory.measure(),
         *verified_step.measure(),
+        *compiled_layer.measure(),
     ]
     table = Table("what", "measured", "limit", "", title="Cost of the checks")
     for result in results:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from placements._torch import guarded
 from placements._torch.bodies import body_of
 from placements._torch.distributed import OBJECT_TO_TENSOR, functional
 from placements._torch.fsdp import (
@@ -276,7 +277,8 @@ CHECKING: tuple[Use, ...] = (
     Use("torch.UntypedStorage, one object for each memory", "note what was summed",
         _memory_keeps_attributes),
     Use("torch._C._current_graph_task_id", "tell backward from forward",
-        lambda: not in_backward()),
+        lambda: not in_backward() and not guarded.in_backward),
+    _is_there("torch._check", "exchange rows in compiled code"),
     Use("torch._C._current_autograd_node, AccumulateGrad.variable, Node.register_prehook",
         "follow hooks that reduce a gradient", _finds_the_leaf),
     Use("Tensor._backward_hooks, _post_accumulate_grad_hooks", "check hooks",

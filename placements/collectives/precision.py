@@ -78,13 +78,21 @@ def _castable(
         return given
     if not isinstance(wanted, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{call}: {argument} must be a torch.dtype, got {wanted!r}")
-    if not torch.can_cast(given, wanted):
+    if _kind(given) > _kind(wanted):
         raise ValueError(
             f"{call}: {argument}={wanted} cannot hold what {given} does, and the sum of "
             "rounded values is not the rounded sum; cast the tensor before the call if "
             "that is meant"
         )
     return wanted
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Return which values a dtype can hold: truth, whole numbers, real, complex."""
+    # As torch.can_cast has it, which torch.compile cannot trace.
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype != torch.bool)
 
 
 # axis -> the dtype in which gradients are summed over it; None: over every other axis

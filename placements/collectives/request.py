@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements._torch import check, unseen
+from placements._torch import unseen
 from placements.collectives.errors import (
     extent_left_out,
     gradient_dropped,
@@ -30,6 +30,7 @@ from placements.collectives.precision import (
     gradient_dtype,
     said_dtypes,
 )
+from placements.collectives.splits import splits
 from placements.collectives.transport import AxisRanks
 from placements.inference.retype import cast_pads, retyped, retyped_on_one_rank
 from placements.inference.terms import Operand, Refusal
@@ -146,7 +147,7 @@ def _read(
     new_dim = _row_dim(call, new_dim, x, added) if added and is_as_said else 0
     exchanged: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     if row is not None and row.action == "exchange":
-        exchanged = _splits(x, ranks, sends, receives) if is_as_said else exchanged
+        exchanged = splits(x, ranks, sends, receives) if is_as_said else exchanged
     elif row is not None and (sends is not None or receives is not None):
         raise ValueError("split sizes go with src=V, dst=V: rows change ranks")
     if checked and row is not None and x.requires_grad and not torch.is_grad_enabled():
@@ -211,12 +212,22 @@ def _row(
     # axis cuts the dim too, extents differ by rank, but all ranks must say the same.
     cut_as_it_is = of_one_dim and isinstance(dst, Shard) and dst.extent is None
     keeps = call in ("redistribute", "convert", "reinterpret")
-    if keeps and (cut_as_it_is or repr(src) == repr(dst)):
+    if keeps and (cut_as_it_is or _reads_alike(src, dst)):
         return None
     row = find(call, src, dst)
     if row is None or of_one_dim:
         raise no_such_transition(call, x, axis, src, dst)
     return row
+
+
+def _reads_alike(src: AxisType, dst: AxisType) -> bool:
+    """Return whether both are written the same, extents included."""
+    if src is dst or src.letter != dst.letter or not isinstance(src, Shard):
+        return src.letter == dst.letter
+    assert isinstance(dst, Shard)
+    if src.dim == dst.dim and src.extent is dst.extent:
+        return True  # compiled code has no text of sizes that it does not know
+    return repr(src) == repr(dst)
 
 
 def _row_dim(call: str, new_dim: int, x: Tensor, added: int) -> int:
@@ -363,54 +374,3 @@ def _held_cut(t: Shard, x: Tensor, ranks: AxisRanks) -> DimCut:
             f"{ranks.axis!r} gives rank {ranks.rank} {extent.local_size(ranks.rank)}"
         )
     return dim, extent
-
-
-def _splits(
-    x: Tensor,
-    ranks: AxisRanks,
-    sends: Sequence[int] | None,
-    receives: Sequence[int] | None,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many rows go to each rank and come from it; equal runs by default."""
-    if (sends is None) != (receives is None):
-        raise ValueError("give both input_split_sizes and output_split_sizes, or neither")
-    if x.dim() == 0:
-        raise ValueError("all_to_all exchanges the rows of dim 0, but the tensor has none")
-    rows = x.shape[0]
-    if sends is None or receives is None:
-        if rows % ranks.size:
-            raise ValueError(
-                f"all_to_all without split sizes needs a multiple of {ranks.size} rows, "
-                f"got {rows}"
-            )
-        even = (rows // ranks.size,) * ranks.size
-        return even, even
-    if len(sends) != ranks.size or len(receives) != ranks.size:
-        raise ValueError(
-            f"split sizes need one entry for each of the {ranks.size} ranks of axis "
-            f"{ranks.axis!r}, got {len(sends)} and {len(receives)}"
-        )
-    if torch.compiler.is_dynamo_compiling():
-        return _splits_in_trace(rows, ranks, sends, receives)
-    if sum(sends) != rows or min(*sends, *receives) < 0:
-        raise ValueError(
-            f"input_split_sizes {list(sends)} must be >= 0 and sum to the {rows} rows"
-        )
-    if ranks.size == 1 and sends[0] != receives[0]:
-        raise ValueError(
-            f"the only rank of axis {ranks.axis!r} sends itself {sends[0]} rows, but "
-            f"output_split_sizes says that {receives[0]} come"
-        )
-    return tuple(sends), tuple(receives)
-
-
-def _splits_in_trace(
-    rows: int, ranks: AxisRanks, sends: Sequence[int], receives: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes, not known yet: compiled code looks at them in each run."""
-    for size in (*sends, *receives):
-        check(size >= 0)
-    check(sum(sends) == rows)
-    if ranks.size == 1:
-        check(sends[0] == receives[0])
-    return tuple(sends), tuple(receives)

@@ -1,0 +1,136 @@
+"""The layer compiled as one graph: outputs and gradients are those of eager mode."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from placements import Mesh, assert_type, set_current_mesh, split, type_of, typecheck
+from placements.testing import run_ranks
+from spmd_moe import MoE, Parallel
+from spmd_moe.layouts import configuration
+from tests.support.compiled import same, traced, whole
+from tests.support.moe import CONFIG, Case, build, meshes
+
+PARALLELS = (
+    Parallel(),
+    Parallel(tp=2, ep=2, sequence_parallel=True),
+    Parallel(tp=2, ep=2),
+    Parallel(tp=2, sequence_parallel=True),
+    Parallel(tp=2),
+    Parallel(dp=2, tp=2, ep=2, etp=2, sequence_parallel=True),
+)
+
+
+def step(function: Any, moe: MoE, x: Tensor, weights: Tensor, seq_len: int) -> list[Tensor]:
+    """Output, d_x, gradients and counts of one step."""
+    moe.zero_grad()
+    moe.router.balance.counts_E.zero_()
+    x = x.clone().requires_grad_()
+    y = function(x, seq_len=seq_len)
+    (y * weights).sum().backward()
+    gradients = [x.grad, *(p.grad for p in moe.parameters())]
+    return [y.detach(), *map(_clone, gradients), moe.router.balance.counts_E.clone()]
+
+
+def _clone(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad.clone()
+
+
+def compare(cases: list[Case], backend: str = "aot_eager") -> list[tuple[bool, int]]:
+    """For each case whether both agree to the bit, and how many graphs were made."""
+    found: list[tuple[bool, int]] = []
+    with meshes(cases[0].parallel) as (dense, sparse):
+        moe = build(cases[0], sparse)
+        compiled = whole(moe, backend)
+        rank = dist.get_rank() if dense else 0
+        for case in cases:
+            moe.router.balance.expert_bias_E.copy_(case.bias())
+            mesh = dense or Mesh({})
+            x, weights = (split(t, moe.layout.input, mesh)[rank] for t in case.tensors())
+            wanted = step(moe, moe, x, weights, case.seq_len)
+            if dense:
+                dist.barrier()  # no other rank compiles meanwhile
+            with traced() as graphs:
+                got = step(compiled, moe, x, weights, case.seq_len)
+                if dense:
+                    dist.barrier()
+            found.append((same(got, wanted), graphs[0]))
+    return found
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=configuration)
+def test_every_configuration_compiles_as_one_graph(parallel: Parallel) -> None:
+    # Uneven lengths; the second step sends other rows, and none to some rank.
+    case = Case(parallel)
+    cases = [case, replace(case, favoured=(0, 1)), case]
+    ranks = parallel.num_ranks
+    for found in run_ranks(parallel.dense_mesh(), compare, cases, timeout=400):
+        assert found == [(True, ranks), (True, 0), (True, 0)]
+
+
+def test_a_rank_without_tokens() -> None:
+    case = Case(Parallel(tp=2, ep=2, sequence_parallel=True), seq_len=1)
+    for found in run_ranks({"tp": 2}, compare, [case, case], timeout=400):
+        assert found == [(True, 2), (True, 0)]
+
+
+def test_lengths_become_symbols() -> None:
+    cases = [Case(Parallel(), seq_len=n) for n in (5, 7, 8, 11, 6)]
+    with set_current_mesh({}):
+        found = compare(cases)
+    assert found == [(True, 1), (True, 1), (True, 0), (True, 0), (True, 0)]
+
+
+def test_on_processes() -> None:
+    case = Case(Parallel(dp=2, ep=2))
+    for found in run_ranks({"dp": 2}, compare, [case, case], backend="gloo", timeout=400):
+        assert found == [(True, 1), (True, 0)]
+
+
+def test_recomputation_counts_no_token_twice() -> None:
+    moe = MoE(CONFIG)
+    x = torch.randn(2, 5, CONFIG.dim, requires_grad=True)
+    compiled = whole(moe)
+    inside = whole(lambda x: checkpoint(moe, x, seq_len=5, use_reentrant=False))
+    with set_current_mesh({}):
+        for function in (
+            lambda: checkpoint(compiled, x, seq_len=5, use_reentrant=False),
+            lambda: checkpoint(lambda x: compiled(x, seq_len=5), x, use_reentrant=True),
+            lambda: inside(x),
+        ):
+            moe.router.balance.counts_E.zero_()
+            y: Any = function()
+            y.sum().backward()
+            assert moe.router.balance.counts_E.sum() == 2 * 5 * CONFIG.top_k
+
+
+def test_in_a_block_the_compiled_layer_is_checked_and_stays_compiled() -> None:
+    moe, x = MoE(CONFIG), torch.randn(2, 5, CONFIG.dim)
+    compiled = whole(moe)
+    with set_current_mesh({"dp": 2}), pytest.raises(ValueError, match="sizes of the layer"):
+        moe(x, seq_len=5)
+    with set_current_mesh({}):
+        before = compiled(x, seq_len=5)
+        with traced() as graphs:
+            with typecheck():
+                y = compiled(assert_type(x, {}), seq_len=5)
+                assert type_of(y) is not None
+            assert torch.equal(compiled(x, seq_len=5), before)
+    assert graphs == [0] and torch.equal(y, before)
+
+
+def test_inductor() -> None:
+    moe, x = MoE(CONFIG), torch.randn(2, 5, CONFIG.dim)
+    with set_current_mesh({}):
+        wanted = step(moe, moe, x, torch.ones_like(x), 5)
+        with traced() as graphs:
+            got = step(whole(moe, "inductor"), moe, x, torch.ones_like(x), 5)
+    assert graphs == [1]
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
