@@ -51,9 +51,14 @@ from placements.parameters.checkpoint import (
     load_global_state_dict as load_global_state_dict,
 )
 from placements.parameters.clipping import clip_grad_norm_ as clip_grad_norm_
+from placements.parameters.fsdp import fully_shard as fully_shard
 from placements.parameters.gradients import gradient_axes as gradient_axes
 from placements.parameters.gradients import reduce_gradients as reduce_gradients
 from placements.parameters.pieces import hold_pieces as hold_pieces
+from placements.parameters.sharded import (
+    load_sharded_state_dict as load_sharded_state_dict,
+)
+from placements.parameters.sharded import sharded_state_dict as sharded_state_dict
 from placements.runtime.errors import BranchWarning as BranchWarning
 from placements.runtime.errors import PlacementError as PlacementError
 from placements.runtime.errors import UncheckedWarning as UncheckedWarning

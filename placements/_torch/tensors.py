@@ -51,8 +51,8 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
-def leave_out_of_pickles(prefix: str) -> None:
-    """Save tensors without those of their attributes whose names begin with `prefix`.
+def leave_out_of_pickles(*prefix: str) -> None:
+    """Save tensors without those of their attributes whose names begin like one of these.
 
     torch pickles the attributes of a tensor with it, so a file would hold classes that
     `torch.load(weights_only=True)` refuses, and that whoever loads it may not have.
@@ -84,7 +84,7 @@ def attribute_of_tensors(name: str, *others: str) -> Callable[[Tensor], Any]:
     return attrgetter(name, *others)
 
 
-def _without(prefix: str, attributes: Any) -> Any:
+def _without(prefix: tuple[str, ...], attributes: Any) -> Any:
     if not attributes or not any(name.startswith(prefix) for name in attributes):
         return attributes
     return {k: v for k, v in attributes.items() if not k.startswith(prefix)}

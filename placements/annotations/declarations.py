@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from placements._torch import modules_below, tensor_in, unseen
+from placements.annotations.saving import tell_checkpoints
 from placements.checker.padding import declare_padding
 from placements.inference.rules import DIM_REASONS
 from placements.runtime import tags
@@ -127,6 +128,7 @@ def declare(module: nn.Module, types: Mapping[str, TypesLike]) -> None:
             called = _called(module, owner_name)
             hook = _stamp_before if called is owner else _stamp_lists_before
             called.register_forward_pre_hook(hook)
+            tell_checkpoints(owner)
         remember(owner, leaf, given)
     if mark_as_root(module):
         module.register_forward_pre_hook(_stamp_tree_before)

@@ -26,8 +26,9 @@ from placements._torch import unseen
 from placements.annotations.checks import Checks
 from placements.annotations.declarations import stamp
 from placements.annotations.on import On, Variable
+from placements.annotations.saving import tell_checkpoints
 from placements.runtime.state import checkers, current
-from placements.runtime.tags import STATED, remember
+from placements.runtime.tags import STATED, declarations, remember
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -175,5 +176,7 @@ def _remember_parameters(cls: Any, module: nn.Module) -> None:
         types = {a: t for a, t in patterns.items() if not isinstance(t, Variable)}
         stated[name] = get_args(hint)[0]
         if isinstance(getattr(module, name, None), Tensor):
+            if not declarations(module):
+                tell_checkpoints(module)
             remember(module, name, types)
     setattr(cls, STATED, stated)

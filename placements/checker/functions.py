@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from placements._torch import unseen
+from placements._torch import HANDS_THROUGH, unseen
 from placements.checker.backward import check_gradient
 from placements.checker.guards import raw_collective, typed_call
 from placements.checker.lookup import KNOWN, Call, resolve
@@ -64,6 +64,8 @@ def _checked_apply(apply: Any, mode: Checker, cls: Any, args: Any, kwargs: Any) 
     is_torch = cls.__module__.startswith("torch.distributed")
     if rule is None and is_torch and typed_call(cls.__name__) is not None:
         raise raw_collective(cls.__name__)
+    if is_torch and cls.__name__ == HANDS_THROUGH:
+        return _handed_through(apply, cls, args)
     types = [tags.get(a) if isinstance(a, Tensor) else a for a in args]
     for arg, known in zip(args, types, strict=True):
         if isinstance(known, TensorType) and known.pads:
@@ -75,6 +77,18 @@ def _checked_apply(apply: Any, mode: Checker, cls: Any, args: Any, kwargs: Any) 
         with suspended(), unseen():
             result: Any = apply.__get__(None, cls)(*args, **kwargs)
         returned.extend(_tag_results(cls, result, found))
+    return result
+
+
+def _handed_through(apply: Any, cls: Any, args: Any) -> Any:
+    """Call a Function of torch that returns its tensors as they are, and types them so."""
+    with suspended(), unseen():
+        result: Any = apply.__get__(None, cls)(*args)
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    for tensor, arg in zip(_as_tuple(result), tensors, strict=True):
+        known = tags.get(arg)
+        if known is not None:
+            tags.put(tensor, known)
     return result
 
 

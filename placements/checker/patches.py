@@ -100,6 +100,11 @@ def _patches() -> Iterator[_Patch]:
     yield _Patch(DeviceMesh, "__init__", guards.apart)
     yield _Patch(DeviceMesh, "__getitem__", guards.apart)
     yield _Patch(DeviceMesh, "mesh", guards.ranks_of_mesh)
+    # FSDP2 gathers parameters and frees them again, in memory of its own.
+    group = _torch.group_class()
+    if group is not None:
+        for name in _torch.INSIDE_A_GROUP:
+            yield _Patch(group, name, guards.apart)
     # A raw collective moves data between ranks behind the types.
     for owner in _group_classes():
         for name, method in owner.__dict__.items():
@@ -163,8 +168,9 @@ _last: list[Replacements] = []
 
 def plan() -> Replacements:
     """Return what to replace now. Made once, and again when torch was changed by others."""
-    # Other classes of groups, or a torch.compile that was imported since, need another one.
-    owners = [*_group_classes(), _torch.stance() is not None]
+    # Other classes of groups need another one, and so does a torch.compile or an FSDP2 that
+    # was imported since.
+    owners = [*_group_classes(), _torch.stance() is not None, _torch.group_class()]
     if not (_last and _last[0].fits(owners)):
         _last[:] = [Replacements(owners, _patches())]
     return _last[0]

@@ -5,7 +5,6 @@ because more small collectives would cost more than the training step; what is l
 follows.
 """
 
-import pickle
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
+from placements.collectives.messages import dumps, loads
 from placements.collectives.transport import AxisRanks, stack_all
 from placements.runtime.state import suspended
 from placements.types.mesh import Mesh
@@ -136,7 +136,7 @@ def _gathered(
     if size == 1:
         return known
     ranks = AxisRanks("", size, dist.get_rank(group), group)
-    message = zlib.compress(pickle.dumps(known), 1)
+    message = zlib.compress(dumps(known), 1)
     parts = stack_all(ranks, _padded(message, _FIRST).to(device)).cpu()
     # Every rank sees all lengths, so all know whether the rest has to follow.
     lengths = [int.from_bytes(_bytes(part[:_HEADER]), "little") for part in parts]
@@ -146,7 +146,7 @@ def _gathered(
     merged: dict[int, T] = {}
     for part, length in zip(parts, lengths, strict=True):
         body = _bytes(part[_HEADER : _HEADER + length])
-        merged.update(pickle.loads(zlib.decompress(body)))
+        merged.update(loads(zlib.decompress(body)))
     return merged
 
 

@@ -6,17 +6,19 @@ once. There are no flags to forget.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from placements._torch import unseen
-from placements.collectives.transport import stack_all
+from placements.collectives.transport import AxisRanks, stack_all
 from placements.inference.fixes import call_text
 from placements.parameters.gradients import (
     gradient_type,
+    handled_axes,
     own_memory,
     partial_axes,
     refuse_frozen,
@@ -34,11 +36,11 @@ from placements.runtime.errors import mismatch
 from placements.runtime.gradient_watch import watch_noted
 from placements.runtime.state import suspended
 from placements.types.axis import P, R
-from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
-# Where elements of the gradients lie: the axes over which their ranks' shares add up.
-_Spread = tuple[Mesh, tuple[str, ...]]
+# Where elements of the gradients lie: the ranks over which shares of the norm add up, axis
+# by axis, and dim by dim of the mesh of a DTensor.
+_Spread = tuple[AxisRanks, ...]
 
 
 def clip_grad_norm_(
@@ -95,12 +97,11 @@ def _zero_like(held: Sequence[Held]) -> Tensor:
 
 def _spread(call: str, held: Held) -> _Spread:
     """Return where the gradient lies; the same on every rank, also where there is none."""
+    handled = handled_axes(call, held, held.tensor)
     if held.tensor.grad is None:
         found = held.type
-        split = dict(found) | local_part(held.tensor)[1]
     else:
         found = gradient_type(held, call)
-        split = dict(found)
         pending = partial_axes(found)
         if pending:
             raise mismatch(
@@ -112,20 +113,32 @@ def _spread(call: str, held: Held) -> _Spread:
                 "typed collectives, which are known: p.grad = "
                 + call_text("all_reduce", "p.grad", pending[0], P, R),
             )  # fmt: skip
-    axes = [axis for axis in found.mesh.axes if split[axis].letter in "SV"]
-    return found.mesh, tuple(axes)
+    axes = [a for a in found.mesh.axes if found[a].letter in "SV" and a not in handled]
+    return *(ranks_of(found.mesh, axis) for axis in axes), *_shards(held.tensor)
+
+
+def _shards(parameter: Tensor) -> Iterator[AxisRanks]:
+    """Yield the ranks that hold shards of a DTensor, for each dim of its mesh that cuts."""
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return
+    whole, place = cast(Any, parameter), mesh.get_coordinate()
+    for dim, placement in enumerate(whole.placements):
+        if placement.is_shard() and mesh.size(dim) > 1:
+            group = mesh.get_group(dim)
+            yield AxisRanks(f"dim {dim}", mesh.size(dim), int(place[dim]), group)
 
 
 def _total_norm(
     by_spread: dict[_Spread, list[Tensor]], norm_type: float, zero: Tensor
 ) -> Tensor:
     shares: list[Tensor] = []
-    for (mesh, axes), grads in by_spread.items():
+    for spread, grads in by_spread.items():
         share = _norm_here(grads, norm_type, zero)
         share = share if math.isinf(norm_type) else share**norm_type
-        for axis in axes:
+        for ranks in spread:
             # Gathered and added in rank order, so that all ranks get the same bits.
-            every = stack_all(ranks_of(mesh, axis), share)
+            every = stack_all(ranks, share)
             share = every.amax() if math.isinf(norm_type) else every.sum()
         shares.append(share)
     if not shares:

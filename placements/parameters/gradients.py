@@ -88,8 +88,11 @@ def gradient_axes(
 ) -> dict[str, tuple[str, ...]]:
     """Parameter name -> the mesh axes over which its gradient must be summed.
 
-    For those who reduce by other means. FSDP2 averages unless told otherwise:
-    `fully_shard(block, mesh=device_mesh[axes])`, `block.set_gradient_divide_factor(1.0)`.
+    For those who reduce by other means. For FSDP2 `placements.fully_shard` reads the same
+    types. By hand it takes a mesh of these axes for each parameter, or of those among them
+    that are to be sharded over, and two more calls, since FSDP2 averages unless told
+    otherwise, and gloo does not scale: `block.set_gradient_divide_factor(1.0)`,
+    `block.set_force_sum_reduction_for_comms(True)`.
     """
     known = meshes_or_current("gradient_axes", meshes)
     held = trained_parameters("gradient_axes", module, known)
@@ -112,7 +115,7 @@ def gradient_type(held: Held, call: str) -> TensorType:
     wanted, note = held.type.dual(), note_of(grad)
     if note is not None and note.trouble:
         raise in_trouble(call, held.name, note)
-    handled = local_part(grad)[1]
+    handled = handled_axes(call, held, grad)
     pending = [axis for axis, t in handled.items() if t == P]
     if pending:
         raise _partial_dtensor(call, held.name, pending[0])
@@ -132,6 +135,36 @@ def gradient_type(held: Held, call: str) -> TensorType:
     check_noted(call, held.name, wanted, found, note)
     return found
 
+
+def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
+    """Return the types of a parameter or gradient on the axes that a DTensor handles.
+
+    Raises PlacementError if it is cut along ranks that do not hold the same values.
+    """
+    try:
+        handled = local_part(tensor, held.type.mesh)[1]
+    except ValueError as error:
+        raise refused(
+            call, f"{held.name!r} is {error}", name=held.name, rule=_SHARDED, advice=_CALL
+        ) from None
+    for axis, t in handled.items():
+        said = held.type[axis] if axis in held.type else R
+        if t.letter == "S" and said != R:
+            raise refused(
+                call,
+                f"{held.name!r} is sharded by other means over axis {axis!r}, on which it "
+                f"is {said!r}, expected Replicate",
+                name=held.name, axis=axis, expected="Replicate", actual=repr(said),
+                rule=_SHARDED, advice=_CALL,
+            )  # fmt: skip
+    return handled
+
+
+_SHARDED = (
+    "only ranks that hold the same parameter, and summands of its gradient, can hold a "
+    "shard each"
+)
+_CALL = "placements.fully_shard(module, meshes=...) reads the ranks from the types"
 
 # (what the gradient was, what it may be): a sum that is done gives R, or I, which is equal
 # on all ranks too.
@@ -210,7 +243,7 @@ def _due(
     A gradient that hooks or assignments have reduced is left as it is.
     """
     for held in trained_parameters(call, module, meshes_or_current(call, meshes)):
-        handled = local_part(held.tensor)[1]
+        handled = handled_axes(call, held, held.tensor)
         found, note = _with(held.type.dual(), handled), None
         axes = partial_axes(found)
         grad = held.tensor.grad
@@ -358,11 +391,15 @@ def _reduce(bucket: list[Due]) -> None:
 
 
 def _give(parameter: Tensor, grad: Tensor) -> None:
-    if local_part(parameter)[1]:
-        raise refused(
-            "reduce_gradients",
-            "FSDP2 left a parameter without a gradient on one rank only",
-        )
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is not None:
+        from torch.distributed.tensor import DTensor  # only where it is in use
+
+        whole: Any = parameter
+        grad = DTensor.from_local(
+            grad, mesh, whole.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
     parameter.grad = grad
 
 

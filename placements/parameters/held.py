@@ -70,6 +70,11 @@ def ranks_of(mesh: Mesh, axis: str) -> AxisRanks:
     return AxisRanks(axis, mesh.sizes[axis], mesh.place[axis], mesh.group(axis))
 
 
+def all_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
+    """Return every parameter, trained or not, once, with its type."""
+    return _parameters(call, module, meshes, lambda p: True)
+
+
 def trained_parameters(call: str, module: nn.Module, meshes: Sequence[Mesh]) -> list[Held]:
     """Return every parameter that requires a gradient, once, with its type.
 

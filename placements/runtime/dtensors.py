@@ -1,36 +1,113 @@
 """DTensors: the local part of one, and what a call that makes one stands for here."""
 
 import os
+from itertools import combinations
 from types import FrameType
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from placements._torch import unseen
 from placements.inference.fixes import call_text
 from placements.types.axis import AxisType, P, R, Shard
+from placements.types.mesh import Mesh
 
 
-def local_part(tensor: Tensor) -> tuple[Tensor, dict[str, AxisType]]:
+def local_part(
+    tensor: Tensor, mesh: Mesh | None = None
+) -> tuple[Tensor, dict[str, AxisType]]:
     """Return what this rank holds; of a DTensor also its types on the axes that it handles.
 
     FSDP2 makes parameters and gradients DTensors, whose shape is that of the declaration.
+    The axes are those of `mesh`, found by their ranks: FSDP2 may have been given a mesh
+    with other names, or without any, or one dim for two axes. Without a mesh, or on one
+    that is sizes alone, they are the names of the DTensor's own mesh.
+    Raises ValueError if its ranks are not those of any axes of `mesh`.
     """
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    if mesh is None:
+    own: Any = getattr(tensor, "device_mesh", None)
+    if own is None:
         return tensor, {}
     dtensor: Any = tensor
-    return dtensor.to_local(), _types(mesh, dtensor.placements)
+    local: Tensor = dtensor.to_local()
+    if mesh is None or mesh.device_mesh is None:
+        return local, _types(own, dtensor.placements)
+    dims = axes_over(own, mesh)
+    if dims is None:
+        raise ValueError(
+            f"a DTensor over the ranks {sorted(_ranks(own))}, which are not those of any "
+            f"axes of {mesh!r}"
+        )
+    if len(dims) == own.ndim:
+        each = zip(dims, dtensor.placements, strict=True)
+    else:  # an axis is split over several dims: whole axes are known for all together
+        each = ((dims[0], placement) for placement in _most_telling(dtensor.placements))
+    types = {a: _type(placement) for axes, placement in each for a in axes}
+    return local, types
+
+
+def _most_telling(placements: Any) -> list[Any]:
+    """Return one placement for all dims: what is put off, else what is cut."""
+    order = sorted(placements, key=lambda p: (p.is_partial(), p.is_shard()))
+    return order[-1:]
+
+
+def axes_over(own: Any, mesh: Mesh) -> list[tuple[str, ...]] | None:
+    """Return for each dim of a DeviceMesh the axes of `mesh` over the same ranks.
+
+    If some dim is only a part of an axis, but all dims together are whole axes, those axes
+    are the only entry. None if the ranks are not those of any axes.
+    """
+    known = _over.setdefault(own, {})
+    if mesh.key not in known:
+        each = [_axes_with(mesh, _ranks(own, dim)) for dim in range(own.ndim)]
+        found: list[tuple[str, ...]] | None = [axes for axes in each if axes is not None]
+        if len(found) < own.ndim:
+            together = _axes_with(mesh, _ranks(own))
+            found = None if together is None else [together]
+        known[mesh.key] = found
+    return known[mesh.key]
+
+
+_over: "WeakKeyDictionary[Any, dict[Any, list[tuple[str, ...]] | None]]" = (
+    WeakKeyDictionary()
+)
+
+
+def _ranks(own: Any, dim: int | None = None) -> frozenset[int]:
+    """Return the ranks of a DeviceMesh, or those of one dim that this rank sees."""
+    with unseen():
+        ranks, place = own.mesh, own.get_coordinate()
+        if dim is not None:
+            at = [slice(None) if d == dim else int(p) for d, p in enumerate(place)]
+            ranks = ranks[tuple(at)]
+        return frozenset(int(rank) for rank in ranks.flatten())
+
+
+def _axes_with(mesh: Mesh, ranks: frozenset[int]) -> tuple[str, ...] | None:
+    """Return the axes whose ranks, seen from this rank, are these."""
+    with unseen():
+        grid = cast(Any, mesh.device_mesh).mesh
+        for count in range(len(mesh.axes) + 1):
+            for axes in combinations(mesh.axes, count):
+                at = [slice(None) if a in axes else p for a, p in mesh.place.items()]
+                if frozenset(int(rank) for rank in grid[tuple(at)].flatten()) == ranks:
+                    return axes
+    return None
 
 
 def _types(mesh: Any, placements: Any) -> dict[str, AxisType]:
     """Return the types on the axes of a DeviceMesh that a DTensor's placements mean."""
     types: dict[str, AxisType] = {}
     for axis, placement in zip(mesh.mesh_dim_names or (), placements or (), strict=False):
-        if placement.is_partial():
-            types[axis] = P
-        else:
-            types[axis] = Shard(placement.dim) if placement.is_shard() else R
+        types[axis] = _type(placement)
     return types
+
+
+def _type(placement: Any) -> AxisType:
+    if placement.is_partial():
+        return P
+    return Shard(placement.dim) if placement.is_shard() else R
 
 
 # Where torch has the calls of DTensors, and what each of them is called by users.

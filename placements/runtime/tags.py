@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from placements._torch import (
+    CHUNK_LIST,
+    SHARD,
+    WRITE_ITEMS,
     attribute_of_tensors,
     bytes_of,
     leave_out_of_pickles,
@@ -23,7 +26,7 @@ from placements.types.axis import AxisTypeLike, TypesLike
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
-leave_out_of_pickles("_placements_")
+leave_out_of_pickles("_placements_", WRITE_ITEMS, CHUNK_LIST, SHARD)
 
 TYPE = "_placements_type"
 _VERSION = "_placements_version"  # of a factory's tensor, when it got its type

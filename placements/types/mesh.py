@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
@@ -115,6 +116,8 @@ class Mesh:
         # with the mesh.
         self.inferred: dict[Any, Any] = {}
         self.templates: dict[Any, Any] = {}
+        # DeviceMeshes of the same ranks that were made of this one, to be used again.
+        self.regrouped: dict[Any, DeviceMesh] = {}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Mesh) and self.key == other.key)
@@ -229,4 +232,14 @@ def as_mesh(mesh: "MeshLike") -> Mesh:
         mesh,
     )
     setattr(mesh, _ATTRIBUTE, _Kept(made))
+    _in_use[id(made)] = made
     return made
+
+
+# The meshes of all DeviceMeshes, as long as somebody has them.
+_in_use: WeakValueDictionary[int, Mesh] = WeakValueDictionary()
+
+
+def meshes_in_use() -> list[Mesh]:
+    """Return the meshes that were made of DeviceMeshes in this process."""
+    return list(_in_use.values())

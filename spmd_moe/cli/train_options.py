@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -13,10 +14,11 @@ from typing import Any
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.degrees import parse_parallel, print_parallel
 from spmd_moe.config import Parallel
+from spmd_moe.training.errors import Damaged
 from spmd_moe.training.job import Job
 from spmd_moe.training.lock import locked
 from spmd_moe.training.losses import read_losses
-from spmd_moe.training.manifest import checkpoints_in, read
+from spmd_moe.training.manifest import Manifest, checkpoints_in, read_last, start_run
 from spmd_moe.training.meeting import check_port
 from spmd_moe.training.recipe import FIELDS, Recipe
 from spmd_moe.training.text import batch_of
@@ -58,17 +60,22 @@ def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> 
     log = args.log if directory is None or args.log else str(directory / "losses.jsonl")
     if directory is not None and (world is None or world.rank == 0):
         held.enter_context(locked(directory))
-    resume = _checkpoint_to_resume(args)
-    if resume is not None:
-        recipe = _saved(resume, given, parallel, args.steps)
+    resume = None
+    if found := _checkpoints(args):
+        resume, saved, damaged = read_last(found)
+        if world is None or world.rank == 0:
+            _tell_of_damage(damaged, resume)
+        recipe = _saved(resume, saved, given, parallel, args.steps)
         if log is not None and Path(log).exists():
             read_losses(Path(log))
+    elif directory is not None and (world is None or world.rank == 0):
+        start_run(directory)
     assert recipe is not None
     return Job(
         recipe=recipe, parallel=parallel, mesh=print_parallel(parallel), steps=args.steps,
         checkpoint=args.checkpoint, save_every=args.save_every, keep=args.keep,
         resume=resume and str(resume), verify_every=args.verify, compare=args.compare,
-        log=log, timeout=args.timeout,
+        log=log, timeout=args.timeout, fsdp=args.fsdp,
     )  # fmt: skip
 
 
@@ -124,8 +131,20 @@ def _fresh(given: dict[str, Any], parallel: Parallel) -> Recipe:
     return recipe
 
 
-def _saved(resume: Path, given: dict[str, Any], parallel: Parallel, steps: int) -> Recipe:
-    manifest = read(resume)
+def _tell_of_damage(damaged: list[Damaged], resume: Path) -> None:
+    for error in damaged:
+        print(f"spmd-moe train: {error}", file=sys.stderr)
+    if damaged:
+        print(f"spmd-moe train: resuming from {resume} instead", file=sys.stderr)
+
+
+def _saved(
+    resume: Path,
+    manifest: Manifest,
+    given: dict[str, Any],
+    parallel: Parallel,
+    steps: int,
+) -> Recipe:
     for field, value in given.items():
         saved = getattr(manifest.recipe, field)
         if saved != value:
@@ -179,11 +198,12 @@ def _check_writable(option: str, directory: Path) -> None:
         ) from None
 
 
-def _checkpoint_to_resume(args: argparse.Namespace) -> Path | None:
+def _checkpoints(args: argparse.Namespace) -> list[Path]:
+    """Return the checkpoints of the run to resume; none for a new run."""
     if args.checkpoint is None:
         if args.resume:
             raise BadInput("--resume needs --checkpoint DIR, the directory of the run")
-        return None
+        return []
     found = checkpoints_in(Path(args.checkpoint))
     if args.resume and not found:
         raise _nothing_to_resume(args)
@@ -192,7 +212,7 @@ def _checkpoint_to_resume(args: argparse.Namespace) -> Path | None:
             f"{args.checkpoint} has a run in it ({found[-1].name}): continue it with "
             "--resume, or name another directory"
         )
-    return found[-1] if found else None
+    return found
 
 
 def _nothing_to_resume(args: argparse.Namespace) -> BadInput:

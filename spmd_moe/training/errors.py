@@ -11,6 +11,10 @@ class Unusable(RunError):  # noqa: N818 - what was given, not what went wrong he
     """Says that input cannot be used, and what to do instead."""
 
 
+class Damaged(Unusable):
+    """Says that a checkpoint is not what was written; the one before may be."""
+
+
 class RankFailed(RunError):  # noqa: N818 - says which rank and why
     """Says which rank ended early, and why."""
 

@@ -13,7 +13,7 @@ class Job:
     """One run: a recipe on ranks, for so many steps, with what is written and checked.
 
     `mesh` is the text of the degrees of `parallel`. `resume` is the checkpoint to start
-    from. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
+    from. `fsdp` shards parameters over the ranks that share them. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
     plot beside one device goes.
     """
 
@@ -29,6 +29,7 @@ class Job:
     compare: str | None = None
     log: str | None = None
     timeout: float = 120.0
+    fsdp: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

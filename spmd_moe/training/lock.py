@@ -13,7 +13,10 @@ LOCK = ".lock"
 @contextmanager
 def locked(directory: Path) -> Generator[None]:
     """Hold `directory` for this run alone; Unusable if another run holds it."""
-    with (directory / LOCK).open("a") as file:
+    path = directory / LOCK
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise Unusable(f"--checkpoint {directory}: {path} is no file; remove it")
+    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

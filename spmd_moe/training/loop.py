@@ -38,7 +38,7 @@ def train(job: Job, world: World, console: Console) -> None:
     """Train on this rank; rank 0 says how it went."""
     with heeding_sigterm() as is_asked, joined(world, job.timeout):
         meshes = meshes_of(job.parallel, job.timeout)
-        trainer = Trainer(job.recipe, job.parallel, *meshes)
+        trainer = Trainer(job.recipe, job.parallel, *meshes, fsdp=job.fsdp)
         compares = job.compare is not None and world.rank == 0
         twin = one_device(job.recipe) if compares else None
         start = _resume(job, trainer, twin)
@@ -75,9 +75,9 @@ def _resume(job: Job, trainer: Trainer, twin: Trainer | None) -> int:
         return 0
     path = Path(job.resume)
     step = manifest.step_of(path)
-    checkpoints.load(trainer, path, step)
+    checkpoints.load(trainer, path)
     if twin is not None:
-        checkpoints.load(twin, path, step, alone=True)
+        checkpoints.load(twin, path)
     return step
 
 

@@ -11,6 +11,7 @@ from placements import (
     Shard,
     assert_type,
     clip_grad_norm_,
+    fully_shard,
     reduce_gradients,
     set_current_mesh,
     split,
@@ -24,28 +25,29 @@ from spmd_moe.training.recipe import DTYPES, Recipe
 from spmd_moe.training.text import batch_of
 
 MAX_NORM = 1.0
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, each of the type of its parameter
 
 
 class Trainer:
-    """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks."""
+    """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks.
+
+    With `fsdp` the ranks that share a parameter hold a shard of it each.
+    """
 
     def __init__(
-        self, recipe: Recipe, parallel: Parallel, dense: Mesh, sparse: Mesh
+        self,
+        recipe: Recipe,
+        parallel: Parallel,
+        dense: Mesh,
+        sparse: Mesh,
+        *,
+        fsdp: bool = False,
     ) -> None:
         self.recipe, self.meshes = recipe, (dense, sparse)
         with set_current_mesh(dense):
             self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
+            for block in (*self.model.blocks, self.model) if fsdp else ():
+                fully_shard(block, meshes=self.meshes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
-        self.set_step(0)
-
-    def set_step(self, step: int) -> None:
-        """Set the optimizer to what it is after `step` steps, but for its moments."""
-        for parameter in self.model.parameters():
-            state = self.optimizer.state[parameter]
-            state["step"] = torch.tensor(float(step))
-            for moment in MOMENTS:
-                state.setdefault(moment, torch.zeros_like(parameter))
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:
         """Run step `number` and return the loss of its batch before the step.

@@ -1,9 +1,12 @@
 """Saved on one mesh, continued on another, with the losses of a run never interrupted."""
 
+import hashlib
 import json
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from placements.testing import run_ranks
 from spmd_moe import Parallel
 from spmd_moe.cli.degrees import parse_parallel
 from spmd_moe.training import checkpoints, manifest
-from spmd_moe.training.errors import Unusable
+from spmd_moe.training.errors import Damaged, Unusable
 from spmd_moe.training.recipe import Recipe
 from spmd_moe.training.trainer import Trainer, one_device
 from spmd_moe.training.world import meshes_of
@@ -32,7 +35,7 @@ def saved(mesh: str, directory: Path) -> list[float]:
 
 def resumed(mesh: str, path: Path) -> list[float]:
     trainer = Trainer(RECIPE, parse_parallel(mesh), *meshes_of(parse_parallel(mesh)))
-    checkpoints.load(trainer, path, SAVED)
+    checkpoints.load(trainer, path)
     return [trainer.step(step, nullcontext()) for step in range(SAVED + 1, STEPS + 1)]
 
 
@@ -75,7 +78,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written(original: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(original, tmp_path / original.name)
+    run = shutil.copytree(original.parent, tmp_path / "run")
+    return run / original.name
 
 
 def test_shards_are_of_several_ranks_and_load_on_one_device(
@@ -83,7 +87,7 @@ def test_shards_are_of_several_ranks_and_load_on_one_device(
 ) -> None:
     assert {"__0_0.distcp", "__1_0.distcp"} <= manifest.read(written).files.keys()
     twin = one_device(RECIPE)
-    checkpoints.load(twin, written, SAVED, alone=True)
+    checkpoints.load(twin, written)
     found = [twin.step(step, nullcontext()) for step in range(SAVED + 1, STEPS + 1)]
     assert found == pytest.approx(expected[SAVED:], rel=1e-10)
     # the bias moved before the checkpoint, so it was saved and loaded
@@ -112,19 +116,130 @@ def test_what_is_no_checkpoint_is_refused(written: Path) -> None:
     content = json.loads(file.read_text())
     for damaged, said in [
         ("", "cannot be read"),
-        ("[1]", "cannot be read"),
-        (json.dumps({**content, "format": "other"}), "another program or version"),
-        (json.dumps({"format": manifest.FORMAT}), "cannot be read"),
-        (json.dumps({**content, "files": {}}), "it has no .metadata"),
-        (json.dumps({**content, "files": ["a"]}), "cannot be read"),
-        (json.dumps({**content, "text": "other"}), "trained on another text"),
+        ("[1]", "it is no JSON object"),
+        ("[" * 100_000, "cannot be read"),
+        (json.dumps({"format": manifest.FORMAT}), "another program or version"),
+        (json.dumps({**content, "step": 4}), "it is not what was written"),
     ]:
         file.write_text(damaged)
+        with pytest.raises(Damaged, match=said):
+            manifest.read(written)
+    # What a stranger wrote has a digest that fits.
+    recipe = content["recipe"]
+    for change, said in [
+        ({"format": "other"}, "another program or version"),
+        ({"files": {}}, "it has no .metadata"),
+        ({"files": ["a"]}, "no list of files"),
+        ({"files": {"../a": [1, "b"]}}, "names the file '../a'"),
+        ({"files": {"a": 1}}, "cannot be read"),
+        ({"text": "other"}, "trained on another text"),
+        ({"step": "6"}, "its step is '6'"),
+        ({"step": 6}, "is of step 6: call it step-00000006 again"),
+        ({"run": 7}, "its run is 7"),
+        ({"run": "another"}, "is of the run another, but"),
+        ({"more": 7}, "it has the entries"),
+        ({"recipe": {**recipe, "dim": "8"}}, "its dim is '8'"),
+        ({"recipe": {**recipe, "dim": 8.0}}, "its dim is 8.0"),
+        ({"recipe": {**recipe, "dim": -8}}, r"dim \(-8\) must be"),
+        ({"recipe": {**recipe, "dim": 2**40}}, "says sizes of at least"),
+        ({"recipe": {**recipe, "layers": 10**12}}, "says sizes of at least"),
+        ({"recipe": {**recipe, "batch": 2**40}}, "says batches of"),
+        ({"recipe": [1]}, "it has no recipe"),
+    ]:
+        seal(file, {**content, **change})
         with pytest.raises(Unusable, match=said):
             manifest.read(written)
     file.unlink()
     with pytest.raises(Unusable, match="no checkpoint of spmd-moe train"):
         manifest.read(written)
+
+
+def seal(file: Path, content: dict[str, Any]) -> None:
+    """Write a manifest whose digest fits."""
+    told = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    file.write_text(json.dumps({**told, "digest": digest}))
+
+
+def test_what_is_no_file_is_damage(written: Path) -> None:
+    for name in (manifest.MANIFEST, "__1_0.distcp", manifest.INDEX):
+        file = written / name
+        whole = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(Damaged, match="is no regular file"):
+            manifest.read(written)
+        file.unlink()
+        file.symlink_to("/dev/zero")
+        with pytest.raises(Damaged, match="is no regular file"):
+            manifest.read(written)
+        file.unlink()
+        file.mkdir()
+        with pytest.raises(Damaged, match="is no regular file"):
+            manifest.read(written)
+        file.rmdir()
+        file.write_bytes(whole)
+    assert manifest.read(written).step == SAVED
+
+
+def test_a_file_that_cannot_be_read_is_damage(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def unreadable(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "__1_0.distcp":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", unreadable)
+    with pytest.raises(Damaged, match=r"__1_0.distcp cannot be read \(Permission denied\)"):
+        manifest.read(written)
+
+
+def test_a_checkpoint_of_another_run_is_refused(written: Path, tmp_path: Path) -> None:
+    manifest.start_run(written.parent)  # so the checkpoint is now that of an earlier one
+    with pytest.raises(Unusable, match=r"is of the run [0-9a-f]{16}, but"):
+        manifest.read(written)
+    run_file = written.parent / manifest.RUN
+    run_file.write_text(run_file.read_text().replace('"run"', '"ran"'))
+    with pytest.raises(Unusable, match=r"run.json cannot be read"):
+        manifest.read(written)
+    run_file.unlink()
+    assert manifest.read(written).step == SAVED
+    other = shutil.copytree(written, written.with_name("step-00000002"))
+    content = json.loads((other / manifest.MANIFEST).read_text())
+    seal(other / manifest.MANIFEST, {**content, "step": 2, "run": "another"})
+    for path in (written, other):
+        with pytest.raises(Unusable, match="is of another run than"):
+            manifest.read(path)
+
+
+def test_the_last_one_that_is_whole_is_taken(written: Path) -> None:
+    run = written.parent
+    for step in (4, 5):
+        later = shutil.copytree(written, run / manifest.name_of(step))
+        content = json.loads((later / manifest.MANIFEST).read_text())
+        seal(later / manifest.MANIFEST, {**content, "step": step})
+    (run / "step-00000005" / manifest.INDEX).write_bytes(b"")
+    (run / "step-00000004" / manifest.MANIFEST).write_bytes(b"")
+    path, found, damaged = manifest.read_last(manifest.checkpoints_in(run))
+    assert path == written and found.step == SAVED and len(damaged) == 2
+    # Saved again, the damaged ones stand in nobody's way, nor does a link to an old one.
+    elsewhere = run.parent / "elsewhere"
+    (run / "step-00000001").symlink_to(shutil.copytree(written, elsewhere))
+    run_ranks(2, saved_at_four, run, backend="gloo")
+    names = [path.name for path in manifest.checkpoints_in(run)]
+    assert names == ["step-00000003", "step-00000004"]
+    assert (elsewhere / manifest.MANIFEST).exists()
+    assert (run / ".damaged-step-00000005").exists()
+
+
+def saved_at_four(directory: Path) -> None:
+    parallel = Parallel(tp=2)
+    trainer = Trainer(RECIPE, parallel, *meshes_of(parallel))
+    checkpoints.save(trainer, directory, 4, mesh="tp=2", keep=2)
 
 
 def test_the_name_and_the_manifest_agree_on_the_step(written: Path) -> None:
@@ -152,7 +267,7 @@ def test_a_foreign_checkpoint_is_refused_in_one_line(
         torch.distributed.checkpoint.save(one, checkpoint_id=tmp_path, no_dist=True)
     capfd.readouterr()
     with pytest.raises(Unusable, match="is no checkpoint of this model") as caught:
-        checkpoints.load(one_device(RECIPE), tmp_path, SAVED, alone=True)
+        checkpoints.load(one_device(RECIPE), tmp_path)
     assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
 
 

@@ -1,0 +1,158 @@
+"""What `torch.distributed.checkpoint` is told of a tensor in a plain `module.state_dict()`.
+
+It takes a plain tensor for one value that all ranks hold, and writes that of one rank. Of a
+parameter that is cut over ranks it would lose the other pieces, and say nothing. So the
+tensors of a state dict whose declared type cuts them say which pieces they are. They stay
+plain tensors: `torch.save`, `load_state_dict` and copies are as ever.
+"""
+
+import weakref
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from placements._torch import (
+    CHUNK_LIST,
+    SHARD,
+    WRITE_ITEMS,
+    chunk_list,
+    groups,
+    part_of_dtensor,
+    shard_at,
+    unseen,
+    write_items,
+)
+from placements.runtime.declared import declared
+from placements.runtime.dtensors import local_part
+from placements.runtime.mesh import current_mesh
+from placements.runtime.tags import declarations
+from placements.types.axis import TypesLike
+from placements.types.boxes import Box, boxes_of, global_shape
+from placements.types.mesh import Mesh, meshes_in_use
+from placements.types.tensor import TensorType
+from placements.types.text import as_axis_type
+
+_INSTEAD = "save sharded_state_dict(module, meshes=...) instead"
+
+
+def tell_checkpoints(module: nn.Module) -> None:
+    """Have the state dict of a module say which pieces its tensors are; called once."""
+    cast(Any, module).register_state_dict_post_hook(_note_pieces)
+
+
+def _note_pieces(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
+    mesh = current_mesh()
+    if not (mesh and mesh.axes) and not _has_several_ranks():
+        return
+    for name, types in declarations(module).items():
+        tensor = state.get(prefix + name)
+        if isinstance(tensor, Tensor) and any(
+            as_axis_type(t).letter in "SVP" for t in types.values()
+        ):
+            told = _Told(types, mesh)
+            told.written = weakref.ref(tensor)
+            setattr(tensor, WRITE_ITEMS, told.write_items)
+            setattr(tensor, CHUNK_LIST, told.chunk_list)
+            setattr(tensor, SHARD, told.shard)
+
+
+class _Told:
+    """What a tensor of a state dict answers to the planner of a checkpoint."""
+
+    def __init__(self, types: TypesLike, mesh: Mesh | None) -> None:
+        self.types, self.mesh = types, mesh
+        self.written: weakref.ref[Tensor] | None = None
+
+    def __deepcopy__(self, memo: object) -> "_Told":
+        return _Told(self.types, self.mesh)  # a copy of the tensor says so of itself
+
+    def write_items(self, name: str, tensor: Tensor) -> list[Any]:
+        self.written = weakref.ref(tensor)
+        with unseen():
+            size, boxes = self._pieces(name, tensor)
+            return write_items(name, local_part(tensor)[0], size, boxes)
+
+    def shard(self, index: Any) -> Tensor:
+        tensor = None if self.written is None else self.written()
+        assert tensor is not None, "a planner asks for the items first"
+        with unseen():
+            size, boxes = self._pieces(index.fqn, tensor)
+            return shard_at(index, local_part(tensor)[0].detach(), size, boxes)
+
+    def chunk_list(self) -> list[Any]:
+        """Return where to read the tensor, if it is whole here after all.
+
+        Nothing of it may be left to be read, and torch has compared only its size with that
+        of the tensor in the checkpoint.
+        """
+        tensor = None if self.written is None else self.written()
+        if tensor is not None:
+            with unseen():
+                size, boxes = self._pieces("this tensor", tensor)
+            if tuple(tensor.shape) == size and [box.sizes for box in boxes] == [size]:
+                return chunk_list(boxes)
+        raise TypeError(  # torch gives another meaning to a ValueError
+            "this tensor is the piece of one rank, and a checkpoint holds the whole; "
+            "load_sharded_state_dict(module, path) reads what each rank holds"
+        )
+
+    def _pieces(self, name: str, tensor: Tensor) -> tuple[tuple[int, ...], list[Box]]:
+        """Return the size of the global tensor, and what this rank holds of it."""
+        shape = tuple(tensor.shape)
+        part = part_of_dtensor(tensor) if local_part(tensor)[1] else None
+        found = [
+            (global_shape(one, shape), boxes_of(one, shape, part))
+            for one in self._types(name, shape)
+        ]
+        if any(other != found[0] for other in found[1:]):
+            raise ValueError(
+                f"{name!r} is cut over ranks, and meshes in use differ in how: {_INSTEAD}"
+            )
+        return found[0]
+
+    def _types(self, name: str, shape: tuple[int, ...]) -> list[TensorType]:
+        """Return what the tensor may be: its type on each mesh that it may live on."""
+        found: list[TensorType] = []
+        for mesh in self._meshes():
+            if all(axis in self.types for axis in mesh.axes):
+                try:
+                    found.append(declared(mesh, self.types, shape))
+                except ValueError:  # it does not fit, so it lives on another one
+                    continue
+            if found and mesh is self.mesh:
+                break
+        if not found:
+            raise ValueError(
+                f"{name!r} is declared {dict(self.types)}, and no mesh is known on which "
+                f"it is cut so: {_INSTEAD}"
+            )
+        summed = [a for t in found for a, on_axis in t.items() if on_axis.letter == "P"]
+        if summed:
+            raise ValueError(
+                f"{name!r} is Partial on axis {summed[0]!r}: ranks hold summands of it, "
+                "and a checkpoint in pieces holds values; use global_state_dict"
+            )
+        return found
+
+    def _meshes(self) -> list[Mesh]:
+        """Return the meshes over all ranks, that which was current first."""
+        if not _has_several_ranks():
+            return []
+        known = [*([self.mesh] if self.mesh else []), *meshes_in_use()]
+        return [mesh for mesh in known if _is_over_all_ranks(mesh)]
+
+
+def _has_several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_over_all_ranks(mesh: Mesh) -> bool:
+    """Return whether a mesh is over the ranks that this process is one of now."""
+    if mesh.device_mesh is None or mesh.num_ranks != dist.get_world_size():
+        return False
+    alive = set(map(id, groups()))
+    try:
+        return all(id(mesh.group(axis)) in alive for axis in mesh.axes)
+    except Exception:  # what torch raises for a group that was destroyed varies
+        return False
