@@ -82,10 +82,10 @@ def judged(mesh: Mesh | None, value: T, judge: Callable[[dict[int, T]], V]) -> V
                 verdict = judge(dict(sorted(known.items()))), None
             except Exception as error:  # the others wait for an answer
                 verdict = None, error
-            message = pickle.dumps(verdict)
+            message = dumps(verdict)
         for group in reversed(groups[:asked]):
             message = _from_first(message, group, device)
-    said, error = pickle.loads(message)
+    said, error = loads(message)
     if error is not None:
         raise error
     return said
@@ -93,7 +93,7 @@ def judged(mesh: Mesh | None, value: T, judge: Callable[[dict[int, T]], V]) -> V
 
 def _at_first(known: dict[int, T], group: Any, device: str) -> dict[int, T]:
     """Return what all ranks of the group know, on its first rank; on the others nothing."""
-    message = zlib.compress(pickle.dumps(known), 1)
+    message = zlib.compress(dumps(known), 1)
     mine = _padded(message, _FIRST).to(device)
     rest = _tensor(message[_FIRST - _HEADER :]).to(device)
     ranks, root = dist.get_world_size(group), dist.get_global_rank(group, 0)
@@ -112,7 +112,7 @@ def _at_first(known: dict[int, T], group: Any, device: str) -> dict[int, T]:
             more = torch.empty(length - len(body), dtype=torch.uint8, device=device)
             _dist.recv(more, dist.get_global_rank(group, rank), group=group)
             body += _bytes(more.cpu())
-        merged.update(pickle.loads(zlib.decompress(body)))
+        merged.update(loads(zlib.decompress(body)))
     return merged
 
 

@@ -13,8 +13,8 @@ class Job:
     """One run: a recipe on ranks, for so many steps, with what is written and checked.
 
     `mesh` is the text of the degrees of `parallel`. `resume` is the checkpoint to start
-    from. `fsdp` shards parameters over the ranks that share them. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
-    plot beside one device goes.
+    from. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
+    plot beside one device goes. `fsdp` shards what ranks share.
     """
 
     recipe: Recipe
