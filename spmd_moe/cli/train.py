@@ -80,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoints to keep (%(default)s)")
     add("--resume", action="store_true",
         help="continue from the last checkpoint, on this mesh or another")
+    add("--fsdp", action="store_true",
+        help="shard parameters, gradients and moments over dp and edp, by FSDP2")
     add("--verify", type=int, default=0, metavar="N",
         help="check types and values, by verify(), every N steps")
     add("--compare", nargs="?", const="losses.png", metavar="PNG",

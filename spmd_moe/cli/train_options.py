@@ -75,7 +75,7 @@ def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> 
         recipe=recipe, parallel=parallel, mesh=print_parallel(parallel), steps=args.steps,
         checkpoint=args.checkpoint, save_every=args.save_every, keep=args.keep,
         resume=resume and str(resume), verify_every=args.verify, compare=args.compare,
-        log=log, timeout=args.timeout,
+        log=log, timeout=args.timeout, fsdp=args.fsdp,
     )  # fmt: skip
 
 
@@ -86,6 +86,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise BadInput(f"{option} is {getattr(args, name)}; give at least {least}")
     if args.port is not None and not 1 <= args.port <= LAST_PORT:
         raise BadInput(f"--port is {args.port}; give one from 1 to {LAST_PORT}")
+    if args.fsdp and args.verify:
+        raise BadInput(
+            "--verify compares whole parameters, and --fsdp shards them: use one of both"
+        )
     if not 0.001 <= args.timeout <= LONGEST:
         raise BadInput(f"--timeout is {args.timeout}; give seconds, up to {LONGEST}")
 

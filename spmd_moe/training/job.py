@@ -14,7 +14,7 @@ class Job:
 
     `mesh` is the text of the degrees of `parallel`. `resume` is the checkpoint to start
     from. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
-    plot beside one device goes.
+    plot beside one device goes. `fsdp` shards what ranks share.
     """
 
     recipe: Recipe
@@ -29,6 +29,7 @@ class Job:
     compare: str | None = None
     log: str | None = None
     timeout: float = 120.0
+    fsdp: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -45,7 +45,7 @@ if os.getppid() != int(os.environ["{LAUNCHER}"]):
 """
 
 _LOOK = 0.02  # seconds between two looks at the ranks
-_PATIENCE = 2.0  # for the cause, after ranks that saw only its consequences
+_PATIENCE = 5.0  # for the cause, after ranks that saw only its consequences
 _LEAST_TO_END = 60.0  # for a rank to end after another one did
 
 

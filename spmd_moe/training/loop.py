@@ -38,14 +38,14 @@ def train(job: Job, world: World, console: Console) -> None:
     """Train on this rank; rank 0 says how it went."""
     with heeding_sigterm() as is_asked, joined(world, job.timeout):
         meshes = meshes_of(job.parallel, job.timeout)
-        trainer = Trainer(job.recipe, job.parallel, *meshes)
+        trainer = Trainer(job.recipe, job.parallel, *meshes, fsdp=job.fsdp)
         compares = job.compare is not None and world.rank == 0
         twin = one_device(job.recipe) if compares else None
         start = _resume(job, trainer, twin)
         path = Path(job.log) if job.log is not None and world.rank == 0 else None
         with LossLog(path, start) as log, _progress(job, world, start) as show:
             began = time.monotonic()
-            step, asked = start, list[int]()
+            step, asked = start, ranks_asked(is_asked())  # perhaps before it began
             while step < job.steps and not asked:
                 step += 1
                 loss = trainer.step(step, _checking(job, step, start))
@@ -58,14 +58,14 @@ def train(job: Job, world: World, console: Console) -> None:
                         trainer, job.directory, step, mesh=job.mesh, keep=job.keep
                     )
             seconds = time.monotonic() - began
-        if world.rank == 0:
+        if world.rank == 0 and step > start:
             console.print(_summary(job, trainer, log.losses, (start, step), seconds))
         wait_for_all()  # nobody leaves while another rank still receives
-    if job.compare is not None and world.rank == 0:
+    if job.compare is not None and world.rank == 0 and step > start:
         plot_losses(log.losses, Path(job.compare), job.mesh)
         check_equal(log.losses, job.recipe.dtype)
     if step < job.steps:
-        saved = job.directory is not None
+        saved = job.directory is not None or step == 0
         raise Stopped(say_stopped(asked, world.size, step, saved=saved))
 
 

@@ -11,6 +11,7 @@ from placements import (
     Shard,
     assert_type,
     clip_grad_norm_,
+    fully_shard,
     reduce_gradients,
     set_current_mesh,
     split,
@@ -27,14 +28,25 @@ MAX_NORM = 1.0
 
 
 class Trainer:
-    """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks."""
+    """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks.
+
+    With `fsdp` the ranks that share a parameter hold a shard of it each.
+    """
 
     def __init__(
-        self, recipe: Recipe, parallel: Parallel, dense: Mesh, sparse: Mesh
+        self,
+        recipe: Recipe,
+        parallel: Parallel,
+        dense: Mesh,
+        sparse: Mesh,
+        *,
+        fsdp: bool = False,
     ) -> None:
         self.recipe, self.meshes = recipe, (dense, sparse)
         with set_current_mesh(dense):
             self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
+            for block in (*self.model.blocks, self.model) if fsdp else ():
+                fully_shard(block, meshes=self.meshes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:

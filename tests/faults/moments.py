@@ -27,7 +27,7 @@ from tests.support.train_runs import (
 )
 
 STEPS = ["--steps", "100000"]  # never reached
-TIMEOUT = 30.0  # seconds: --timeout of the runs
+TIMEOUT = 45.0  # seconds: --timeout of the runs
 SLACK = 30.0  # for a machine that does much else
 PATIENCE = 240.0  # until a moment comes
 PHASES = ("start", "step", "write")
@@ -115,7 +115,8 @@ class Chain:
             if moment.phase == "start":
                 return True
             if moment.phase == "step":
-                return max(self.losses(), default=0) > resumed_at
+                is_on = max(self.losses(), default=0) > resumed_at
+                return is_on and self.log_is_new(began)
             return any(self.directory.glob(".unfinished-*")) and self.log_is_new(began)
 
         began, resumed_at = time.time(), self.last_saved()

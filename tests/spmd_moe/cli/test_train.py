@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from spmd_moe.checks.errors import BadInput
 from spmd_moe.cli.main import main
 from spmd_moe.training import manifest
 from spmd_moe.training.losses import read_losses
+from spmd_moe.training.trainer import Trainer
 
 SMALL = "--layers 1 --dim 8 --heads 2 --hidden-dim 8 --experts 4 --seq 6 --batch 4".split()
 
@@ -56,9 +59,38 @@ def test_a_run_its_files_and_its_continuation(
     assert [x.loss for x in found] == pytest.approx([x.loss for x in expected], rel=1e-12)
 
 
-def test_float32_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, "--steps", "2", "--dtype", "float32"]) == 0
-    assert "float32" in capsys.readouterr().out
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_narrow_dtypes_run_too(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "--steps", "2", "--dtype", dtype]) == 0
+    assert dtype in capsys.readouterr().out
+
+
+def test_sigterm_ends_a_run_after_the_step_and_saves_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def asked_in_step_2(trainer: Trainer, number: int, checking: Any) -> float:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, number, checking)
+
+    monkeypatch.setattr(Trainer, "step", asked_in_step_2)
+    before = signal.getsignal(signal.SIGTERM)
+    run = ["train", "--checkpoint", "run"]
+    assert main([*run, *SMALL, "--steps", "4"]) == 143
+    out, err = capsys.readouterr()
+    assert "1 to 2" in out and err == (
+        "spmd-moe train: stopped by SIGTERM after step 2\n"
+        "  continue from run/step-00000002 with --resume\n"
+    )
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert main([*run, "--resume", "--steps", "4"]) == 0
+    assert main(["train", *SMALL, "--steps", "4", "--log", "whole.jsonl"]) == 143
+    assert "nothing was saved, as there is no --checkpoint" in capsys.readouterr().err
+    monkeypatch.setattr(Trainer, "step", step)
+    assert main(["train", *SMALL, "--steps", "4", "--log", "whole.jsonl"]) == 0
+    assert read_losses(Path("run/losses.jsonl")) == read_losses(Path("whole.jsonl"))
 
 
 # what is given -> what is said
@@ -73,12 +105,13 @@ BAD_INPUT = {
     "--mesh tp=2 --processes 4": "tp=2 is for 2 (dp * cp * tp) processes, but --processes is 4",
     "--top-k 9": "--top-k (9) must be at most --experts (4)",
     "--dim 9": "--dim (9) must be divisible by --heads (2)",
-    "--dtype int8": "--dtype ('int8') must be one of float64, float32",
+    "--dtype int8": "--dtype ('int8') must be one of float64, float32, bfloat16",
     "--lr 0": "--lr (0.0) must be a number above 0",
     "--seq 100000": "--seq (100000) must be below",
     "--steps 0": "--steps is 0; give at least 1",
     "--keep 0": "--keep is 0; give at least 1",
     "--verify -1": "--verify is -1; give at least 0",
+    "--fsdp --verify 2": "--verify compares whole parameters, and --fsdp shards them",
     "--timeout 0": "--timeout is 0.0; give seconds",
     "--port 0": "--port is 0; give one from 1 to 65535",
     "--resume": "--resume needs --checkpoint DIR",

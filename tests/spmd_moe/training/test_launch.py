@@ -1,20 +1,14 @@
 """Which rank failed first and by itself, and what it told; ports."""
 
 import json
-import logging
-import signal
-import socket
-from collections.abc import Generator
+import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
-)
 
 from spmd_moe.training import launch
 from spmd_moe.training.errors import LossesDiffer, RankFailed, RunError, Unusable
+from spmd_moe.training.meeting import HOST, check_port, listening
 
 LOST = launch.message_of(
     RuntimeError(
@@ -23,31 +17,66 @@ LOST = launch.message_of(
 )
 
 
-def failures(directory: Path, *ranks: tuple[int, str]) -> ChildFailedError:
-    found: dict[int, ProcessFailure] = {}
-    for rank, (exit_code, said) in enumerate(ranks):
-        file = directory / f"{rank}.json"
-        if said:
-            content = {"message": said, "kind": "", "extraInfo": {"timestamp": "5"}}
-            file.write_text(json.dumps({"message": content}))
-        found[rank] = ProcessFailure(rank, 100 + rank, exit_code, str(file))
-    return ChildFailedError("train", found)
+# A program for ranks, which imports nothing that takes time.
+RANK = f"""
+import json, os, signal, time
+rank = int(os.environ["RANK"])
+def fails(kind, message):
+    with open(os.environ["{launch.REPORT}"], "w") as file:
+        json.dump({{"kind": kind, "message": message}}, file)
+    os._exit(1)
+"""
+LOSES = f"fails('RuntimeError', {LOST!r})"
+WAITS = "time.sleep(60)"
+
+
+def launched(*ranks: str, timeout: float = 30.0) -> RunError | None:
+    """Run a program on each rank; what the launcher raises."""
+    choices = "".join(f"if rank == {k}: {does}\n" for k, does in enumerate(ranks))
+    try:
+        launch.launch(RANK + choices, [], len(ranks), None, timeout)
+    except RunError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ([(1, LOST), (-9, ""), (-15, "")], "rank 1 (pid 101) was killed by SIGKILL"),
-        ([(1, LOST), (1, "ValueError: bad"), (-15, "")], "rank 1 (pid 101) failed"),
-        ([(-15, ""), (1, LOST)], "rank 1 (pid 101) failed"),
-        ([(3, "")], "exit code 3"),
+        ([LOSES, "time.sleep(0.5); os.kill(os.getpid(), 9)"], "was killed by SIGKILL"),
+        ([LOSES, "time.sleep(0.5); fails('ValueError', 'bad')"], "failed, the other ranks were stopped: bad"),
+        ([LOSES, "os.kill(os.getpid(), signal.SIGSTOP)"], "is stopped (SIGSTOP or the like)"),
+        ([WAITS, "os._exit(3)"], "failed, the other ranks were stopped: exit code 3"),
+        (["os.abort()", "time.sleep(0.5); os.kill(os.getpid(), 9)"], "was killed by SIGKILL"),
     ],
-)
-def test_the_first_cause_is_told(
-    ranks: list[tuple[int, str]], said: str, tmp_path: Path
-) -> None:
-    found = launch.first_cause(failures(tmp_path, *ranks))
-    assert isinstance(found, RankFailed) and said in str(found)
+)  # fmt: skip
+def test_the_first_cause_is_told(ranks: list[str], said: str) -> None:
+    found = launched(*ranks)
+    assert isinstance(found, RankFailed)
+    assert str(found).startswith("rank 1 (pid ") and said in str(found)
+
+
+def test_ranks_that_only_lost_a_connection_are_told_after_a_while() -> None:
+    assert LOST in str(launched(LOSES, WAITS))
+
+
+def test_a_rank_that_is_stopped_is_waited_for_no_longer_than_the_timeout() -> None:
+    began = time.monotonic()
+    found = launched(WAITS, "os.kill(os.getpid(), signal.SIGSTOP)", timeout=2.0)
+    assert time.monotonic() - began < 50
+    assert "did not answer within 2 s (--timeout)" in str(found)
+
+
+@pytest.mark.parametrize("kind", [Unusable, LossesDiffer])
+def test_what_concerns_the_run_is_told_as_it_is(kind: type[RunError]) -> None:
+    found = launched(f"fails({kind.__name__!r}, 'what to do')")
+    assert type(found) is kind and str(found) == "what to do"
+
+
+def test_signals_reach_ranks_when_they_can_heed_them() -> None:
+    """SIGTERM does not end a rank that is not ready, and Ctrl-C is for the launcher."""
+    found = launched("os.kill(os.getpid(), 15); os.kill(os.getpid(), 2); os._exit(0)")
+    assert found is None
 
 
 def test_a_lost_connection_is_told_in_one_line() -> None:
@@ -58,65 +87,18 @@ def test_a_lost_connection_is_told_in_one_line() -> None:
 def test_a_rank_reports_all_of_its_error_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    file = tmp_path / "0"
+    monkeypatch.setenv(launch.REPORT, str(file))
     launch.report(ValueError("too many\nlines"))
-    error = ChildFailedError("train", {0: ProcessFailure(0, 7, 1, str(file))})
-    assert str(launch.first_cause(error)).endswith("ValueError: too many\nlines")
-    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
-
-
-@pytest.mark.parametrize("kind", [Unusable, LossesDiffer])
-def test_what_concerns_the_run_is_told_as_it_is(
-    kind: type[RunError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    launch.report(kind("what to do"))
-    error = ChildFailedError("train", {0: ProcessFailure(0, 7, 1, str(file))})
-    found = launch.first_cause(error)
-    assert type(found) is kind and str(found) == "what to do"
+    assert json.loads(file.read_text())["message"] == "ValueError: too many\nlines"
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
-    (port, *_) = launch.free_ports()
-    launch.check_port(port)
-    with socket.socket() as taken:
-        taken.bind((launch.HOST, 0))
-        taken.listen()
-        with pytest.raises(Unusable, match="cannot be used"):
-            launch.check_port(taken.getsockname()[1])
-
-
-@pytest.fixture
-def signals_as_they_were() -> Generator[None]:
-    known = {
-        one: signal.getsignal(one)
-        for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    }
-    yield
-    for one, handler in known.items():
-        signal.signal(one, handler)
-    logging.disable(logging.NOTSET)
-
-
-@pytest.mark.usefixtures("signals_as_they_were")
-def test_a_port_that_is_taken_meanwhile_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (free, *_) = launch.free_ports()
-    wrote = tmp_path / "wrote"
-    program = ["-c", f"open({str(wrote)!r}, 'w')"]
-    with socket.socket() as taken:
-        taken.bind((launch.HOST, 0))
-        taken.listen()
+    with listening(HOST, 0) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(launch, "free_ports", lambda: [port, port])
+        with pytest.raises(Unusable, match="cannot be used"):
+            check_port(port)
         with pytest.raises(Unusable, match="can be had for the processes to meet"):
-            launch.launch(program, 1, None, debug=False)
-        with pytest.raises(Unusable, match=f"--port {port} was tried"):
-            launch.launch(program, 1, port, debug=False)
-        assert not wrote.exists()
-        monkeypatch.setattr(launch, "free_ports", lambda: [port, free])
-        launch.launch(program, 1, None, debug=False)
-        assert wrote.exists()
+            launch.launch("", [], 1, port, 5.0)
+    check_port(port)
