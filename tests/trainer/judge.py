@@ -3,6 +3,7 @@
 import functools
 import re
 from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
@@ -67,14 +68,16 @@ def allowed(feature: Feature) -> float:
 def cell(
     feature: Feature, setting: Setting, backend: Literal["sim", "gloo"] = "sim"
 ) -> Cell:
-    mesh = setting.parallel.dense_mesh()
     try:
-        if setting.parallel.num_ranks == 1:
-            ranks = [train(setting, feature.options)]
-        else:
-            ranks = run_ranks(
-                mesh, train, setting, feature.options, backend=backend, timeout=300.0
-            )
+        with TemporaryDirectory() as folder:
+            options = replace(feature.options, directory=folder)
+            if setting.parallel.num_ranks == 1:
+                ranks = [train(setting, options)]
+            else:
+                mesh = setting.parallel.dense_mesh()
+                ranks = run_ranks(
+                    mesh, train, setting, options, backend=backend, timeout=300.0
+                )
     except (RankFailure, RuntimeError, TypeError, ValueError) as error:
         return Cell(refusal=message_of(error))
     return judged(feature, ranks)
