@@ -12,7 +12,8 @@ from typing import Any, cast
 
 # Of Python itself, besides what pickle knows without a name.
 _PLAIN = {
-    "builtins": ("frozenset", "set", "complex", "slice", "range"),
+    # A size or a rank that knows its axes is sent as the plain number.
+    "builtins": ("frozenset", "set", "complex", "slice", "range", "int", "float"),
     "collections": ("Counter", "OrderedDict"),
 }
 
