@@ -425,5 +425,6 @@ def _mark(one: Due, grad: Tensor) -> None:
     mesh, earlier = one.held.type.mesh, one.note or Note()
     steps = tuple(Step("reduce_gradients", mesh, axis, P, R, "") for axis in one.axes)
     put_note(grad, Note((*earlier.steps, *steps), by_us=True))
-    tags.put(grad, one.after)
+    if getattr(grad, "device_mesh", None) is None:  # a DTensor has no type in a block
+        tags.put(grad, one.after)
     watch(one.held.tensor).mark(grad)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from placements.runtime.describe import short_dtype
+from placements.runtime.dtensors import local_part
 
 # Weights are drawn once for so many elements, and combined for longer tensors: memory
 # does not grow with the tensor.
@@ -82,8 +83,11 @@ def _odd(device: torch.device) -> Tensor:
 
 
 def project(x: Tensor) -> Tensor:
-    """A tensor -> projection, square of the norm, halves of the hash; on its device."""
-    x = x.detach()
+    """A tensor -> projection, square of the norm, halves of the hash; on its device.
+
+    Of a DTensor, as FSDP2 makes of gradients, what this rank holds.
+    """
+    x = local_part(x.detach())[0]
     if x.is_complex():
         x = torch.view_as_real(x)
     flat = x.reshape(-1)

@@ -15,6 +15,7 @@ COLUMNS: dict[str, Setting] = {
     ONE_DEVICE: Setting(),
     "2 ranks": Setting(Parallel(tp=2, ep=2, sequence_parallel=True)),
     "4 ranks": Setting(Parallel(dp=2, tp=2, ep=2, sequence_parallel=True)),
+    "FSDP2": Setting(Parallel(dp=2, tp=2, ep=2, sequence_parallel=True), fsdp=True),
 }
 
 
@@ -84,4 +85,13 @@ FEATURES: tuple[Feature, ...] = (
     _row("`pickle` of the model", Options(copied="pickle")),
     _row("`torch.func.functional_call`", Options(functional=True)),
     _row("made on the meta device", Options(meta=True)),
+    *(
+        _row(
+            f"saved and resumed after the first step, {how}",
+            Options(resumed=way, optimizer="AdamW"),
+            optimizer="AdamW",
+        )
+        for way, how in (("dcp", "`dcp.save`"), ("dcp async", "`dcp.async_save`"))
+    ),
+    _row("layers compiled (`fullgraph=True`)", Options(compiled=True, checking="never")),
 )

@@ -1,8 +1,10 @@
 """Cells of the table: the training of a feature on a column, compared with one device."""
 
 import functools
+import math
 import re
 from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
@@ -21,14 +23,14 @@ class Cell:
 
     difference: float = 0.0
     allowed: float = ROUNDING
-    refusal: str = ""
+    refusal: str | None = None
 
     @property
     def is_right(self) -> bool:
-        return bool(self.refusal) or self.difference <= self.allowed
+        return self.refusal is not None or self.difference <= self.allowed
 
     def __str__(self) -> str:
-        if self.refusal:
+        if self.refusal is not None:
             return f"refused: {self.refusal}"
         equal = "equal" if self.is_right else "DIFFERENT"
         return f"{equal}, {self.difference:.0e}"
@@ -44,6 +46,8 @@ def difference(found: Trained, expected: Trained) -> float:
     worst = 0.0
     for a, b in zip(found.losses, expected.losses, strict=True):
         worst = max(worst, abs(a - b) / abs(b))
+        if not math.isfinite(a):
+            return math.inf
     for a, b in (
         (found.state, expected.state), (found.gradients, expected.gradients)
     ):  # fmt: skip
@@ -52,6 +56,8 @@ def difference(found: Trained, expected: Trained) -> float:
             unit = float(value.double().abs().max()) or 1.0
             off = (a[name].double() - value.double()).abs().max()
             worst = max(worst, float(off) / unit)
+            if not torch.isfinite(off):  # max() would pass over it
+                return math.inf
     return worst
 
 
@@ -67,14 +73,16 @@ def allowed(feature: Feature) -> float:
 def cell(
     feature: Feature, setting: Setting, backend: Literal["sim", "gloo"] = "sim"
 ) -> Cell:
-    mesh = setting.parallel.dense_mesh()
     try:
-        if setting.parallel.num_ranks == 1:
-            ranks = [train(setting, feature.options)]
-        else:
-            ranks = run_ranks(
-                mesh, train, setting, feature.options, backend=backend, timeout=300.0
-            )
+        with TemporaryDirectory() as folder:
+            options = replace(feature.options, directory=folder)
+            if setting.parallel.num_ranks == 1:
+                ranks = [train(setting, options)]
+            else:
+                mesh = setting.parallel.dense_mesh()
+                ranks = run_ranks(
+                    mesh, train, setting, options, backend=backend, timeout=300.0
+                )
     except (RankFailure, RuntimeError, TypeError, ValueError) as error:
         return Cell(refusal=message_of(error))
     return judged(feature, ranks)
@@ -91,4 +99,6 @@ def message_of(error: BaseException) -> str:
     """The first line, without what differs by run: the rank, and lines of code."""
     line = str(error).strip().splitlines()[0]
     line = re.sub(r"^rank \d+ raised \w+: ", "", line)
-    return re.sub(r" at \w+\.py:\d+", "", line)
+    line = re.sub(r" at \w+\.py:\d+", "", line)
+    assert line.strip(), f"an error without a message: {error!r}"
+    return line

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -22,9 +23,12 @@ from placements import (
     Shard,
     assert_type,
     clip_grad_norm_,
+    fully_shard,
     global_state_dict,
+    load_sharded_state_dict,
     reduce_gradients,
     set_current_mesh,
+    sharded_state_dict,
     split,
     typecheck,
     verify,
@@ -78,6 +82,9 @@ class Options:
     copied: str = ""  # "deepcopy", "pickle"
     functional: bool = False
     meta: bool = False
+    compiled: bool = False  # every MoE layer, as one graph
+    resumed: str = ""  # after the first step, by "dcp" or "dcp async"
+    directory: str = ""  # where it is saved
     steps: int = 2
     step_inside: bool = False  # the optimizer steps inside the block
     checking: str = "first"  # "first" step, "typecheck" or "verify" at all steps, "never"
@@ -123,10 +130,11 @@ def train(setting: Setting, options: Options) -> Trained:
 
 def _train(setting: Setting, options: Options, meshes: Any) -> Trained:
     model = _model(setting, options, meshes)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = OPTIMIZERS[options.optimizer](trained)
+    optimizer = _optimizer(model, options)
     found = Trained()
     for step in range(options.steps):
+        if options.resumed and step == 1:
+            model, optimizer = _resumed(setting, options, meshes, model, optimizer)
         optimizer.zero_grad(set_to_none=options.set_to_none)
         batch = list(_microbatches(model, options, meshes, step))
         with _checking(options, step):
@@ -163,11 +171,36 @@ def _gradients(model: nn.Module, meshes: Any) -> dict[str, Tensor]:
     return {name: every[name] for name, _ in model.named_parameters()}
 
 
+def _optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return OPTIMIZERS[options.optimizer](trained)
+
+
+def _resumed(
+    setting: Setting, options: Options, meshes: Any, *old: Any
+) -> tuple[LanguageModel, torch.optim.Optimizer]:
+    """Save, and go on with a model that was made anew and an optimizer without state."""
+    state = sharded_state_dict(*old, meshes=meshes)
+    alone = not dist.is_initialized()
+    if options.resumed == "dcp":
+        dcp.save(state, checkpoint_id=options.directory, no_dist=alone)
+    else:
+        saved: Any = dcp.async_save(state, checkpoint_id=options.directory, no_dist=alone)
+        saved.result()
+    model = _model(setting, options, meshes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    optimizer = _optimizer(model, options)
+    load_sharded_state_dict(model, options.directory, optimizer, meshes=meshes)
+    return model, optimizer
+
+
 def _model(setting: Setting, options: Options, meshes: Any) -> LanguageModel:
     with torch.device("meta") if options.meta else nullcontext():
         model = LanguageModel(RECIPE, setting.parallel, meshes[1])
     model = model.to(options.dtype)
-    if options.meta:
+    if options.meta and not setting.fsdp:
         model = model.to_empty(device="cpu")
         model.reset_parameters()
     if options.copied == "deepcopy":
@@ -181,6 +214,17 @@ def _model(setting: Setting, options: Options, meshes: Any) -> LanguageModel:
         for module in model.modules():
             if isinstance(module, options.around):
                 _checkpointed(module, options.checkpointing)
+    if setting.fsdp:
+        for block in model.blocks:
+            fully_shard(block, meshes=meshes)
+        fully_shard(model, meshes=meshes)
+    if options.meta and setting.fsdp:  # every rank draws its own shards
+        model = model.to_empty(device="cpu")
+        model.reset_parameters()
+    if options.compiled:
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.compile(fullgraph=True, backend="aot_eager")
     return model
 
 
