@@ -46,10 +46,10 @@ from placements._torch.interception import push_mode as push_mode
 from placements._torch.interception import stance as stance
 from placements._torch.interception import unseen as unseen
 from placements._torch.interception import without_dispatch_modes as without_dispatch_modes
+from placements._torch.modules import PARAMETERS as PARAMETERS
 from placements._torch.modules import WatchesItsState as WatchesItsState
 from placements._torch.modules import held_by as held_by
 from placements._torch.modules import modules_below as modules_below
-from placements._torch.modules import registered_below as registered_below
 from placements._torch.modules import registered_in as registered_in
 from placements._torch.modules import tensor_in as tensor_in
 from placements._torch.probes import PARTS as PARTS

@@ -4,8 +4,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
-from operator import attrgetter, is_not, itemgetter, methodcaller
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -76,6 +74,11 @@ def registered_in(module: nn.Module) -> dict[str, Any]:
     return {name: value for registry in registries for name, value in registry.items()}
 
 
+# Where the dict of a module has its parameters and the modules below it. To read them as
+# attributes takes longer, because a module has a `__getattr__`.
+PARAMETERS, MODULES = "_parameters", "_modules"
+
+
 def tensor_in(module: nn.Module, name: str) -> Tensor | None:
     """Return what a module holds under the name of a parameter or a buffer.
 
@@ -95,34 +98,10 @@ def modules_below(module: nn.Module) -> list[nn.Module]:
     """
     found, seen = [module], {module}
     for one in found:
-        children = one._modules
-        for child in children.values() if children else ():
-            if child is not None and child not in seen:
-                found.append(child)
-                seen.add(child)
+        children = one.__dict__[MODULES]
+        if children:
+            for child in children.values():
+                if child not in seen and child is not None:
+                    found.append(child)
+                    seen.add(child)
     return found
-
-
-_registries = attrgetter("_parameters", "_buffers", "_modules")
-_children = itemgetter(2)
-_values = methodcaller("values")
-_is_there = partial(is_not, None)
-
-
-def registered_below(module: nn.Module, most: int) -> tuple[list[str], list[Any]] | None:
-    """Return the names and values of all that is registered in a module and below it.
-
-    It is all C code, so that it may be asked at each call. None if there are more than
-    `most` modules, where one of two places counts twice, and one below itself always.
-    """
-    held: list[Any] = []
-    level: list[Any] = [module]
-    while level:
-        registries = list(map(_registries, level))
-        held += registries
-        if len(held) > most:
-            return None
-        below = chain.from_iterable(map(_values, map(_children, registries)))
-        level = list(filter(_is_there, below))
-    flat = list(chain.from_iterable(held))
-    return list(chain.from_iterable(flat)), list(chain.from_iterable(map(_values, flat)))

@@ -1,22 +1,15 @@
 """Give parameters and buffers their declared types, each time their module is called.
 
 This runs at every call of every module, and most tensors have their types from the last
-call. So what is frequent is asked first, and of a whole tree by code of C.
+call. So what is frequent is asked first, without a call of Python.
 """
 
-from collections.abc import Mapping, Sequence
-from operator import is_
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from placements._torch import (
-    held_by,
-    modules_below,
-    registered_below,
-    tensor_in,
-    unseen,
-)
+from placements._torch import PARAMETERS, modules_below, tensor_in, unseen
 from placements.runtime import tags
 from placements.runtime.callsite import located
 from placements.runtime.declared import declared_of
@@ -25,12 +18,10 @@ from placements.runtime.errors import mismatch
 from placements.runtime.mesh import checked_mesh
 from placements.runtime.state import checkers, current
 from placements.types.axis import Shard
-from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
 _type_in = tags.get
-_NOTHING: Mapping[str, Any] = {}
-_MOST_MODULES = 100_000
+_DECLARED = tags.DECLARED
 
 # Modules that are never called: the module that holds them uses their parameters.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
@@ -52,7 +43,7 @@ def stamp_when_called(module: nn.Module, path: str) -> None:
 
 def stamp_all_when_called(module: nn.Module) -> None:
     """Stamp all that is below, because a parameter may be used by any module above it."""
-    if tags.mark_as_root(module, _Settled()):
+    if tags.mark_as_root(module):
         module.register_forward_pre_hook(_stamp_tree_before)
 
 
@@ -91,10 +82,16 @@ def _stamp(owners: Sequence[nn.Module]) -> None:
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
-        for name, types in owner.__dict__.get(tags.DECLARED, _NOTHING).items():
-            tensor = tensor_in(owner, name)
-            if tensor is None:  # a buffer that the module has taken away since
-                continue
+        held = owner.__dict__
+        if _DECLARED not in held:
+            continue
+        parameters = held[PARAMETERS]
+        for name, types in held[_DECLARED].items():
+            tensor = parameters.get(name)
+            if tensor is None:
+                tensor = tensor_in(owner, name)
+                if tensor is None:  # a buffer that the module has taken away since
+                    continue
             known = _type_in(tensor)
             if known is not None and known is types.settled and known.mesh is mesh:
                 if watcher is None:  # as after the last call
@@ -119,62 +116,5 @@ def _stamp_lists_before(module: nn.Module, args: Any) -> None:
 
 
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
-    if not checkers.count:
-        return
-    mode = current.mode
-    if mode is None:
-        return
-    settled: _Settled = tags.root_of(module)
-    if mode.observer is None and settled.holds(module, checked_mesh()):
-        return
-    modules = modules_below(module)
-    _stamp(modules)
-    settled.note(module, modules)
-
-
-class _Settled:
-    """What was registered below a module when all of it had its declared types.
-
-    It holds no tensor and no module: what a program replaces must be freed.
-    """
-
-    names: Sequence[str] | None = None
-    places: Sequence[int] = ()  # of the tensors with declared types, among the values
-    types: Sequence[TensorType] = ()
-    declared = 0
-
-    def __reduce__(self) -> Any:
-        return _Settled, ()  # a copy of a module looks itself
-
-    def holds(self, module: nn.Module, mesh: Mesh) -> bool:
-        """Return whether all tensors below the module have their declared types still."""
-        names, types = self.names, self.types
-        if names is None or self.declared != tags.declared.count:
-            return False
-        if types and types[0].mesh is not mesh:
-            return False
-        found = registered_below(module, len(names) + 1)
-        if found is None or found[0] != names:
-            return False
-        tensors = map(found[1].__getitem__, self.places)
-        return all(map(is_, map(_type_in, tensors), types))
-
-    def note(self, module: nn.Module, modules: Sequence[nn.Module]) -> None:
-        """Remember what is below, unless a type may change while its tensor stays.
-
-        A type with a cut depends on the shape, and what is not registered is not seen.
-        """
-        self.names = None
-        known: dict[int, TensorType] = {}
-        for owner in modules:
-            for name, said in tags.declarations(owner).items():
-                tensor = next((x for x in held_by(owner, name) if x is not None), None)
-                if tensor is None or said.settled is None:
-                    return
-                known[id(tensor)] = said.settled
-        found = registered_below(module, _MOST_MODULES)
-        if found is None:
-            return
-        places = [k for k, value in enumerate(found[1]) if id(value) in known]
-        self.places, self.types = places, [known[id(found[1][k])] for k in places]
-        self.declared, self.names = tags.declared.count, found[0]
+    if checkers.count:
+        _stamp(modules_below(module))

@@ -199,26 +199,13 @@ class Declaration(dict[str, AxisTypeLike]):
         return Declaration, (dict(self),)  # a copy of a module works its types out itself
 
 
-class _Declared:
-    """How often `declare` said something of a tensor."""
-
-    count = 0
-
-
-declared = _Declared()
-
-
 def remember(module: nn.Module, name: str, types: TypesLike) -> None:
     """Keep a declaration with the module; the tensors get it when the module is called."""
     module.__dict__.setdefault(DECLARED, {})[name] = Declaration(types)
-    declared.count += 1
 
 
-def mark_as_root(module: nn.Module, mark: object) -> bool:
+def mark_as_root(module: nn.Module) -> bool:
     """Note that `declare` was called for this module; whether that is new."""
-    return module.__dict__.setdefault(_ROOT, mark) is mark
-
-
-def root_of(module: nn.Module) -> Any:
-    """Return the mark of a module that is a root."""
-    return module.__dict__[_ROOT]
+    is_new = _ROOT not in module.__dict__
+    module.__dict__[_ROOT] = True
+    return is_new
