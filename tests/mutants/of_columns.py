@@ -51,5 +51,8 @@ def of_columns() -> Iterator[Mutant]:
             yield _mutant(row, f"takes no {row.takes}", forms, takes="")
         if row.reads_floats:
             yield _mutant(
-                row, "floats are not read", [forms_of(names[0], "", 0, FORMS)], reads_floats=False
+                row,
+                "floats are not read",
+                [forms_of(names[0], "", 0, FORMS)],
+                reads_floats=False,
             )

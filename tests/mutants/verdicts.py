@@ -21,7 +21,6 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.patches import changed
 from tests.mutants.tables import mutants
 
-
 NEED_MEMORY = frozenset(name for name, op in OPS.items() if op.needs_memory)
 
 

@@ -30,14 +30,15 @@ class _Drawing(DrawsSizes):
     """Draws one form of one signature."""
 
     def flag(self, slot: FormSlot) -> str:
-        if self.is_odd and self.rng.random() < 0.2:
+        if self.is_odd and self.rng.random() < (0.5 if self.is_asked else 0.2):
             return self.rank()
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
     def text(self, slot: FormSlot) -> str:
         if self.op == "scatter":
             return self.rng.choice(("'add'", "'multiply'"))
-        return repr(self.rng.choice(TEXTS.get(slot.name, ("sum",))))
+        usual = TEXTS.get(slot.name, ("sum",))
+        return repr(self.rng.choice(TEXTS.get(f"{self.op} {slot.name}", usual)))
 
     def dtype_(self, slot: FormSlot) -> str:
         if self.op == "type" and self.rng.random() < 0.4:
@@ -161,11 +162,16 @@ def draw_form(rng: random.Random, op: str, about: Collection[str] = ()) -> Form:
     if not ways:
         raise ValueError(f"torch has no function, method or operator called {op!r}")
     ways = [w for w in ways if any(s.name in about for s in w.slots)] or ways
+    # What is rare elsewhere shows what a slot takes: torch.ops takes a number for a flag.
+    rare = 4 if about else 1
     weights = [
-        1 if way.head.startswith("torch.ops") or way.writes == "out" else 4 for way in ways
+        rare if way.head.startswith("torch.ops") or way.writes == "out" else 4
+        for way in ways
     ]
     way = rng.choices(ways, weights=weights)[0]
     drawn = [s.name for s in way.slots if s.name in about]
     if not about and way.slots and rng.random() < 0.33:
         drawn = [rng.choice(way.slots).name]
-    return _Drawing(rng, way, drawn[0] if drawn else "").draw()
+    drawing = _Drawing(rng, way, drawn[0] if drawn else "")
+    drawing.is_asked = bool(about)
+    return drawing.draw()

@@ -140,6 +140,9 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "padding": ("same", "valid"), "padding_mode": ("zeros", "border"),
     "side": ("left", "right"), "interpolation": ("linear", "nearest", "lower"),
     "indexing": ("ij", "xy"), "norm": ("ortho", "forward", "backward"),
+    "linalg_qr mode": ("reduced", "complete", "r"), "UPLO": ("L", "U"),
+    "interpolate mode": ("nearest", "linear", "bilinear", "bicubic", "area"),
+    "grid_sample mode": ("bilinear", "nearest", "bicubic"),
     "ord": ("fro", "nuc"), "nonlinearity": ("relu", "leaky_relu"),
 }  # fmt: skip
 
