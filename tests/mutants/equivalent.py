@@ -38,6 +38,12 @@ FITTING = (
     "torch takes the numbers of fold where they make as many windows as there are columns, "
     "so that it refuses another number on some rank, or the number makes no difference"
 )
+SPARSE = "only the layout of the gradient differs, and not its elements"
+STABLE = "which of equal elements comes first nobody claims, and on a CPU it is the same"
+SAME_HEADS = (
+    "torch refuses heads of other numbers without it, and of the same number it changes "
+    "nothing"
+)
 DRIVER = "torch takes a driver on CUDA alone, and there it does not change the result"
 OTHER_WORDS = (
     "a later row refuses the same operands for the same kind of reason; only the "
@@ -157,6 +163,10 @@ EQUIVALENT: dict[str, str] = {
     **{f"ops | {row} | linear -> multilinear": ONE_AT_A_TIME for row in _ONE_AT_A_TIME},
     **{f"ops | {row} | non-linear -> ": BOOLS for row in _BOOLS},
     **{f"{start}{new}": FITTING for start in _FOLD for new in ("size", "unread")},
+    "roles | gathers: gather, sparse_grad | flag -> unread": SPARSE,
+    "roles | along a dim: sort, stable | flag -> unread": STABLE,
+    "roles | along a dim: argsort, stable | flag -> unread": STABLE,
+    "roles | matrix products: scaled_dot_product_attention, enable_gqa | flag -> unread": SAME_HEADS,
     "ops | counting: histc | linear -> ": NO_VALUE,
     "ops | reductions: all ... | cut dim: refused -> ": OWN_ROWS,
     "ops | matrix products: cross | cut dim: refused -> ": THREE_ROWS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from placements.testing.forms.form import Form, run_line
-from placements.testing.forms.shapes import TEXTS
+from placements.testing.forms.shapes import ASKED_TEXTS, TEXTS
 from placements.testing.forms.signatures import FormSlot, signatures
 from placements.testing.forms.sizes import DrawsSizes
 
@@ -38,7 +38,8 @@ class _Drawing(DrawsSizes):
         if self.op == "scatter":
             return self.rng.choice(("'add'", "'multiply'"))
         usual = TEXTS.get(slot.name, ("sum",))
-        return repr(self.rng.choice(TEXTS.get(f"{self.op} {slot.name}", usual)))
+        own = ASKED_TEXTS.get(f"{self.op} {slot.name}") if self.is_asked else None
+        return repr(self.rng.choice(own or usual))
 
     def dtype_(self, slot: FormSlot) -> str:
         if self.op == "type" and self.rng.random() < 0.4:
@@ -76,6 +77,8 @@ class _Drawing(DrawsSizes):
 
     def given(self, slot: FormSlot) -> str:
         named = f"{slot.kind}_" if slot.kind in ("dtype", "int", "size") else slot.kind
+        if self.is_asked and slot.name == "stride" and "strided" not in self.op:
+            named = "ints"  # of a window, and no size of a tensor
         draw: Callable[[FormSlot], str] = getattr(self, named)
         self.is_odd = slot.name == self.about
         # Where a tensor may broadcast, a number may stand, and a tensor for a number.

@@ -101,7 +101,7 @@ def _kind(name: str, torch_type: str, op: str) -> str:
         return (
             "repeats" if op in ("tile", "repeat") else {"int": "dim", "ints": "dims"}[kind]
         )
-    if kind == "ints" and name in _SIZES and (name != "stride" or "strided" in op):
+    if kind == "ints" and name in _SIZES:
         return "size"
     return kind
 
