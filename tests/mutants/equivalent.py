@@ -1,15 +1,50 @@
 """Table: survivors that change nothing a program can observe, and why."""
 
+import ast
+import inspect
 import re
+import textwrap
+from collections.abc import Iterator
 
-from placements.inference.ops import ROWS
-from placements.inference.rules import LINEAR
+from placements.inference.op import Flow, parsed_slots
+from placements.inference.ops import ROWS, Row
+from placements.inference.rules import LINEAR, NO_VALUES, NONLINEAR
+from placements.testing.forms.signatures import signatures
 from tests.mutants.of_ops import called
+from tests.mutants.of_roles import names_of
 
 ONE_OPERAND = (
     "the op has one value operand: linear in all of them together and linear in each "
     "alone are the same, and no number is added"
 )
+ONE_AT_A_TIME = (
+    "the flow gives the row's linearity one value operand at a time, and linear in all of "
+    "them together and linear in each alone are the same for one"
+)
+NO_VALUE = (
+    "no operand of the op is a value: what is combined is the one sum of the counts, which "
+    "is the outermost step whatever the elements went through before"
+)
+BOOLS = (
+    "the result is of bools, and a Partial of bools is refused where the result is made, so "
+    "a Partial operand is refused still, in other words"
+)
+OWN_ROWS = (
+    "the flow asks what becomes of a cut dim only where it has rows of padding, and a "
+    "non-linear op that sums them is refused as one that looks along them is"
+)
+THREE_ROWS = "torch takes three rows along that dim, and a piece of three rows has fewer"
+FITTING = (
+    "torch takes the numbers of fold where they make as many windows as there are columns, "
+    "so that it refuses another number on some rank, or the number makes no difference"
+)
+SPARSE = "only the layout of the gradient differs, and not its elements"
+STABLE = "which of equal elements comes first nobody claims, and on a CPU it is the same"
+SAME_HEADS = (
+    "torch refuses heads of other numbers without it, and of the same number it changes "
+    "nothing"
+)
+DRIVER = "torch takes a driver on CUDA alone, and there it does not change the result"
 OTHER_WORDS = (
     "a later row refuses the same operands for the same kind of reason; only the "
     "sentence in the error differs"
@@ -63,28 +98,58 @@ _ONE_OPERAND = tuple(
     and re.search(r"(^|; )value [\w/]+(;|$)", row.slots)
     and "tensors" not in row.slots
 )
-_ONLY_PLAIN = (
-    "reductions: var ..., unbiased", "along a dim: sort, descending",
-    "along a dim: sort, stable", "along a dim: topk, largest", "along a dim: topk, sorted",
-    "along a dim: argsort, descending", "along a dim: argsort, stable",
-    "gathers: gather, sparse_grad", "views: pad, mode", "random: multinomial, replacement",
+_ONE_AT_A_TIME = (
+    "quotients: addcdiv", "views: atleast_1d ...", "views: broadcast_tensors",
+    "views: meshgrid",
 )  # fmt: skip
+_BOOLS = ("reductions: all ...", "counting: isin")
+
+
+def _looks_at(flow: Flow, slot: str) -> bool:
+    """Whether the source of a flow mentions a slot, or what takes all that it has no name for."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(flow)))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    parameters = inspect.signature(flow).parameters
+    rest = [p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    return slot in used or (slot not in parameters and bool(used & set(rest)))
+
+
+def _only_plain(row: Row) -> Iterator[str]:
+    """Slots that the flow does not look at, where torch takes a word, or a plain bool.
+
+    A function of torch refuses a number for a bool; torch.ops takes it.
+    """
+    roles, others = parsed_slots(row.slots)
+    for slot, role in roles.items():
+        names = names_of(slot, others)
+        ways = [
+            (way.head, each.kind)
+            for op in row.names.split()
+            for way in signatures(op)
+            for each in way.slots
+            if each.name in names
+        ]
+        words = all(
+            kind == "text" or (kind == "flag" and not head.startswith("torch.ops"))
+            for head, kind in ways
+        )
+        if role == "flag" and ways and words and not _looks_at(row.flow, slot):
+            yield f"{called(row)}, {slot}"
+
+
+_ONLY_PLAIN = tuple(slot for row in ROWS for slot in _only_plain(row))
 _NO_CAST = (
-    "reductions: nansum ..., dtype", "reductions: mean, dtype", "reductions: amax ..., dtype",
-    "reductions: nanmean, dtype", "reductions: norm ..., dtype",
-    "along a dim: softmax ..., dtype", "along a dim: cumprod ..., dtype",
-    "matrix products: grouped_mm ..., out_dtype", "factories: zeros ..., dtype",
-    "factories: zeros_like, dtype", "factories: ones ..., dtype",
-    "factories: ones_like, dtype", "factories: full ..., dtype",
-    "factories: full_like, dtype", "factories: empty ..., dtype",
-    "factories: empty_like, dtype", "factories: arange, dtype", "factories: linspace ..., dtype",
-    "random: rand_like ..., dtype", "random: normal, dtype", "random: rand ..., dtype",
-    "random: randperm, dtype",
+    *(f"{called(row)}, {slot}" for row in ROWS if row.linearity in (NONLINEAR, NO_VALUES)
+      for slot, role in parsed_slots(row.slots)[0].items() if role == "dtype"),
+    "reductions: mean, dtype", "matrix products: grouped_mm ..., out_dtype",
 )  # fmt: skip
+_FOLD = tuple(
+    f"roles | windows: fold, {slot} | flag -> "
+    for slot in ("output_size", "kernel_size", "dilation", "padding", "stride")
+)
 _REFUSED_ANYWAY = (
-    "norms and losses: cross_entropy, size_average", "norms and losses: cross_entropy, reduce",
-    "norms and losses: nll_loss, size_average", "norms and losses: nll_loss, reduce",
-    "norms and losses: mse_loss ..., size_average", "norms and losses: mse_loss ..., reduce",
+    *(f"{called(row)}, {slot}" for row in ROWS if row.group == "norms and losses"
+      for slot in ("size_average", "reduce") if slot in row.slots.split()),
     "gathers: embedding, max_norm", "gathers: embedding, scale_grad_by_freq",
     "scatters: scatter, reduce",
 )  # fmt: skip
@@ -95,6 +160,18 @@ EQUIVALENT: dict[str, str] = {
     **{f"ops | {row} | linear -> multilinear": ONE_OPERAND for row in _ONE_OPERAND},
     **{f"roles | {slot} | flag -> unread": ONLY_PLAIN for slot in _ONLY_PLAIN},
     **{f"roles | {slot} | dtype -> unread": NO_CAST for slot in _NO_CAST},
+    **{f"ops | {row} | linear -> multilinear": ONE_AT_A_TIME for row in _ONE_AT_A_TIME},
+    **{f"ops | {row} | non-linear -> ": BOOLS for row in _BOOLS},
+    **{f"{start}{new}": FITTING for start in _FOLD for new in ("size", "unread")},
+    "roles | gathers: gather, sparse_grad | flag -> unread": SPARSE,
+    "roles | along a dim: sort, stable | flag -> unread": STABLE,
+    "roles | along a dim: argsort, stable | flag -> unread": STABLE,
+    "roles | matrix products: scaled_dot_product_attention, enable_gqa | flag -> unread": SAME_HEADS,
+    "ops | counting: histc | linear -> ": NO_VALUE,
+    "ops | reductions: all ... | cut dim: refused -> ": OWN_ROWS,
+    "ops | matrix products: cross | cut dim: refused -> ": THREE_ROWS,
+    "ops | matrix products: linalg_cross | cut dim: refused -> ": THREE_ROWS,
+    "roles | matrices: cholesky ..., driver | flag -> ": DRIVER,
     "roles | gathers: embedding, max_norm | flag -> size": REFUSED_ANYWAY,
     "roles | views: view ..., dtype | dtype -> ": REFUSED_ANYWAY,
     "roles | gathers: embedding, norm_type | flag -> unread": NORM_TYPE,

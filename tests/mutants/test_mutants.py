@@ -1,16 +1,22 @@
 """A few mutants of each table are killed, and leave nothing behind."""
 
+import os
+import signal
+
 import pytest
 import torch
 
-from placements.inference.ops import OPS
+from placements.inference.op import parsed_slots
+from placements.inference.ops import OPS, ROWS
 from placements.inference.rules import RULES
+from tests.mutants import verdicts
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.killers import first_failure
 from tests.mutants.mutant import Mutant
+from tests.mutants.of_roles import ways_with
 from tests.mutants.patches import changed
 from tests.mutants.tables import mutants
-from tests.mutants.verdicts import try_mutant
+from tests.mutants.verdicts import Verdict, try_mutant
 
 EVERY = {mutant.name: mutant for mutant in mutants()}
 
@@ -83,6 +89,33 @@ def test_a_change_is_undone() -> None:
     from placements.inference import rules
 
     assert (dict(OPS), rules.RULES) == before and rules.RULES is RULES
+
+
+# What forms call otherwise than the binder: the subscript, and the arguments of einsum.
+CALLED_OTHERWISE = {"__getitem__ idx", "__setitem__ v", "__setitem__ k", "einsum args"}
+
+
+def test_every_slot_of_a_row_is_one_of_an_op_of_the_row() -> None:
+    dead: set[str] = set()
+    for row in ROWS:
+        roles, others = parsed_slots(row.slots)
+        unknown = [slot for slot in roles if not any(ways_with(row, slot, others))]
+        dead |= {f"{row.names.split()[0]} {slot}" for slot in unknown}
+    assert dead == CALLED_OTHERWISE
+
+
+def test_a_crash_is_noticed_and_the_others_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried(name: str) -> Verdict:
+        if name == SOME[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Verdict(name, "rules", "", "", 0.0, ())
+
+    monkeypatch.setattr(verdicts, "try_mutant", tried)
+    found = verdicts.try_mutants(SOME[:3])
+    assert [v.name for v in found] == SOME[:3]
+    assert [v.killer for v in found] == ["", "crash", ""]
 
 
 def test_every_reason_is_for_a_mutant() -> None:

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from placements.inference.ops import OPS
 from tests.mutants.equivalent import why_equivalent
 from tests.mutants.killers import Killer, first_failure, patient, prepare
 from tests.mutants.known_forms import failure_of
 from tests.mutants.mutant import Mutant
 from tests.mutants.patches import changed
 from tests.mutants.tables import mutants
-
-NEED_MEMORY = frozenset(name for name, op in OPS.items() if op.needs_memory)
 
 
 @dataclass(frozen=True)
@@ -57,32 +54,7 @@ def _by_name() -> dict[str, Mutant]:
 def try_mutant(name: str) -> Verdict:
     """The first law that holds without the mutant and fails with it."""
     torch.set_num_threads(1)
-    mutant = _by_name()[name]
-    ops = [argument.partition(" ")[0] for _, argument in mutant.killers]
-    return _tried_apart(mutant) if NEED_MEMORY & {*ops} else _tried(mutant)
-
-
-def _tried_apart(mutant: Mutant) -> Verdict:
-    """As `_tried`, in a process of its own.
-
-    Torch does not look at all shapes in some ops. If a mutant hands them pieces that do not
-    fit, the process crashes, and so the mutant is noticed.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        with os.fdopen(write, "wb") as out:
-            pickle.dump(_tried(mutant), out)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as found:
-        said = found.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        signal = os.WTERMSIG(status)
-        said_so = f"torch crashes in what is accepted, signal {signal}"
-        return Verdict(mutant.name, mutant.table, "crash", said_so, 0.0, ())
-    return pickle.loads(said)
+    return _tried(_by_name()[name])
 
 
 def _tried(mutant: Mutant) -> Verdict:
@@ -112,5 +84,42 @@ def _tried(mutant: Mutant) -> Verdict:
 
 
 def try_mutants(names: Sequence[str]) -> list[Verdict]:
-    """Several in a row: mutants of one row share the forms of its ops."""
-    return [try_mutant(name) for name in names]
+    """Several in a row, since mutants of one row share the forms of its ops.
+
+    Torch does not look at all shapes, and a mutant may hand it pieces that do not fit. If
+    the process crashes so in a mutant, and once more in a process for that mutant alone,
+    the mutant is noticed.
+    """
+    found: list[Verdict] = []
+    while len(found) < len(names):
+        found += _tried_apart(names[len(found) :])
+        if len(found) < len(names):
+            name = names[len(found)]
+            message = "torch crashes in what is accepted"
+            crash = Verdict(name, _by_name()[name].table, "crash", message, 0.0, ())
+            found += _tried_apart([name]) or [crash]
+    return found
+
+
+def _tried_apart(names: Sequence[str]) -> list[Verdict]:
+    """The verdicts of a process of their own, up to the mutant in which it crashes."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(write, "wb") as out:
+            for name in names:
+                pickle.dump(try_mutant(name), out)
+                out.flush()
+        os._exit(0)
+    os.close(write)
+    found: list[Verdict] = []
+    with os.fdopen(read, "rb") as said:
+        while len(found) < len(names):
+            try:
+                found.append(pickle.load(said))
+            except (EOFError, pickle.UnpicklingError):
+                break
+    _, status = os.waitpid(child, 0)
+    if len(found) < len(names) and not os.WIFSIGNALED(status):
+        raise RuntimeError(f"{names[len(found)]}: its process ended with status {status}")
+    return found

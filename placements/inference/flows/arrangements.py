@@ -199,7 +199,7 @@ def turned(op: Op, input: Operand, k: int = 1, dims: Any = (0, 1)) -> TensorType
         labels[first], labels[second] = second, first
     for dim, around in ((first, (2, 3)), (second, (1, 2))):
         if quarters in around:
-            labels[dim] = Mixed(op.along)
+            labels[dim] = op.along_label(f"turned {dim}")
     return combine(op.linearity, [Term(input, tuple(labels))], index=input.type.index)
 
 

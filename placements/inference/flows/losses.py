@@ -135,7 +135,6 @@ def row_loss(
     reduction: str = "mean",
     size_average: Any = None,
     reduce: Any = None,
-    target: Any = None,
     **slots: Any,
 ) -> TensorType:
     """cosine_embedding_loss and its kin: one number for each row of the last dim."""
@@ -153,9 +152,6 @@ def row_loss(
             else:
                 own.append(_reduced(reduction, label, f"row {label}"))
         terms.append(Term(x, tuple(own)))
-    if isinstance(target, Operand):
-        kept = [_reduced(reduction, d, f"row {d}") for d in range(target.ndim)]
-        terms.append(Term(target, tuple(kept)))
     return combine(op.linearity, terms)
 
 

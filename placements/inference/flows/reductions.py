@@ -49,9 +49,7 @@ def reduction(
     return combine(linearity, [Term(input, labels)], index=index, at_pads=at_pads)
 
 
-def asked(
-    op: Op, input: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None
-) -> TensorType:
+def asked(op: Op, input: Operand, dim: Any = None, keepdim: bool = False) -> TensorType:
     """all, any: of a dim that is cut, the answer of each rank's own rows."""
     dims = dims_of(_all_if_empty(dim), input.ndim)
     padded = {d for pads in input.type.pads for d in pads.dims}

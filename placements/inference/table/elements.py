@@ -91,7 +91,7 @@ ROWS: tuple[Row, ...] = (
         "value elements/element test_elements/test_element; flag assume_unique invert",
         "each element by itself, among all of another tensor"),
     Row("random", "cauchy log_normal", NO_VALUES, random.like,
-        "value input; flag median sigma p mean std", _DRAWN, takes="shared",
+        "value input; flag median sigma mean std", _DRAWN, takes="shared",
         overwrites=True),
     Row("random", "feature_dropout", LINEAR,
         random.drops_channels, "value input; flag p training/train",

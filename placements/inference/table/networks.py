@@ -6,7 +6,8 @@ from placements.inference.flows import losses, norms, recurrent, windows
 from placements.inference.op import Row
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR
 
-_POOL = "value input; flag kernel_size stride padding ceil_mode output_size"
+_WINDOW = "value input; flag kernel_size stride padding ceil_mode"
+_POOL = f"{_WINDOW} output_size"
 _LARGEST_OF = f"{_POOL} dilation return_indices"
 _CHANNELS = (
     "linear in each of input and weight; the channels are contracted, and a bias is a term"
@@ -32,9 +33,11 @@ ROWS: tuple[Row, ...] = (
     *(Row("windows", f"max_pool{n}d adaptive_max_pool{n}d", NONLINEAR,
           partial(windows.pooled, dims=n), _LARGEST_OF, _LARGEST) for n in (1, 2, 3)),
     Row("windows", "max_pool2d_with_indices", NONLINEAR,
-        partial(windows.pooled_with_places, dims=2), _LARGEST_OF, _WITH_PLACES),
+        partial(windows.pooled_with_places, dims=2),
+        f"{_WINDOW} dilation return_indices", _WITH_PLACES),
     *(Row("windows", f"adaptive_max_pool{n}d_with_indices", NONLINEAR,
-          partial(windows.pooled_with_places, dims=n), _LARGEST_OF, _WITH_PLACES)
+          partial(windows.pooled_with_places, dims=n),
+          "value input; flag output_size return_indices", _WITH_PLACES)
       for n in (1, 2, 3)),
     Row("windows", "avg_pool1d adaptive_avg_pool1d", LINEAR,
         partial(windows.pooled, dims=1), f"{_POOL} count_include_pad", _MEAN),
@@ -85,7 +88,7 @@ ROWS: tuple[Row, ...] = (
         "elementwise, then a sum over all elements"),
     Row("norms and losses", "triplet_margin_loss", NONLINEAR,
         losses.row_loss,
-        "value input1/anchor input2/positive negative target; flag margin p eps swap "
+        "value input1/anchor input2/positive negative; flag margin p eps swap "
         "size_average reduce reduction",
         "a number for each row of the last dim, then a sum over rows"),
     Row("norms and losses", "norm_except_dim", NONLINEAR, norms.norm_except,

@@ -170,7 +170,8 @@ def norm_except(b: Builder) -> OpCall:
 
 def weight_norm(b: Builder) -> OpCall:
     shape = [b.some(4) for _ in range(b.number(1, 3))]
-    dim = b.number(-1, len(shape) - 1)
+    # Of a vector, each element over its own length is a sign, which has no gradient.
+    dim = b.number(-1, len(shape) - 1) if len(shape) > 1 else -1
     b.value(*shape)
     b.value(*(n if d == dim else 1 for d, n in enumerate(shape)) if dim >= 0 else ())
     return b.call(dim)

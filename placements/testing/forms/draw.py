@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from placements.testing.forms.form import Form, run_line
-from placements.testing.forms.shapes import TEXTS
+from placements.testing.forms.shapes import ASKED_TEXTS, TEXTS
 from placements.testing.forms.signatures import FormSlot, signatures
 from placements.testing.forms.sizes import DrawsSizes
 
@@ -30,14 +30,16 @@ class _Drawing(DrawsSizes):
     """Draws one form of one signature."""
 
     def flag(self, slot: FormSlot) -> str:
-        if self.is_odd and self.rng.random() < 0.2:
+        if self.is_odd and self.rng.random() < (0.5 if self.is_asked else 0.2):
             return self.rank()
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
     def text(self, slot: FormSlot) -> str:
         if self.op == "scatter":
             return self.rng.choice(("'add'", "'multiply'"))
-        return repr(self.rng.choice(TEXTS.get(slot.name, ("sum",))))
+        usual = TEXTS.get(slot.name, ("sum",))
+        own = ASKED_TEXTS.get(f"{self.op} {slot.name}") if self.is_asked else None
+        return repr(self.rng.choice(own or usual))
 
     def dtype_(self, slot: FormSlot) -> str:
         if self.op == "type" and self.rng.random() < 0.4:
@@ -75,6 +77,8 @@ class _Drawing(DrawsSizes):
 
     def given(self, slot: FormSlot) -> str:
         named = f"{slot.kind}_" if slot.kind in ("dtype", "int", "size") else slot.kind
+        if self.is_asked and slot.name == "stride" and "strided" not in self.op:
+            named = "ints"  # of a window, and no size of a tensor
         draw: Callable[[FormSlot], str] = getattr(self, named)
         self.is_odd = slot.name == self.about
         # Where a tensor may broadcast, a number may stand, and a tensor for a number.
@@ -161,11 +165,16 @@ def draw_form(rng: random.Random, op: str, about: Collection[str] = ()) -> Form:
     if not ways:
         raise ValueError(f"torch has no function, method or operator called {op!r}")
     ways = [w for w in ways if any(s.name in about for s in w.slots)] or ways
+    # What is rare elsewhere shows what a slot takes: torch.ops takes a number for a flag.
+    rare = 4 if about else 1
     weights = [
-        1 if way.head.startswith("torch.ops") or way.writes == "out" else 4 for way in ways
+        rare if way.head.startswith("torch.ops") or way.writes == "out" else 4
+        for way in ways
     ]
     way = rng.choices(ways, weights=weights)[0]
     drawn = [s.name for s in way.slots if s.name in about]
     if not about and way.slots and rng.random() < 0.33:
         drawn = [rng.choice(way.slots).name]
-    return _Drawing(rng, way, drawn[0] if drawn else "").draw()
+    drawing = _Drawing(rng, way, drawn[0] if drawn else "")
+    drawing.is_asked = bool(about)
+    return drawing.draw()

@@ -31,6 +31,7 @@ class Form:
     target: str = ""
     traits: set[str] = field(default_factory=lambda: set[str]())
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
+    settings: list[str] = field(default_factory=lambda: list[str]())  # sizes as numbers
     never: str = ""  # why no program with this line can be right, if so
 
     @property

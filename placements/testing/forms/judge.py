@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from placements.runtime.errors import PlacementError
-from placements.testing.forms.form import Form
+from placements.testing.forms.form import WORDS, Form
 from placements.testing.forms.operands import (
     FormOperand,
     Place,
@@ -193,6 +193,9 @@ def _judge_values(
                 continue
             if _differ_along(axis, meant, k):
                 raise False_(f"{text}, but each rank of {axis!r} draws in another way")
+        for axis in _settings_of_pieces(form):
+            if said[axis] is not V and "empty" not in form.op:
+                raise False_(f"{text}, but the size of a piece on {axis!r} sets the draw")
         if _free(form, said):
             return
         for where, value in joined.items():
@@ -216,6 +219,21 @@ def _judge_values(
                 raise False_(
                     f"{text}: joined {show(value)}, on one device {show(run.outputs[k])}"
                 )
+
+
+def _settings_of_pieces(form: Form) -> set[str]:
+    """Return the axes on which a size that is used as a number is that of a piece."""
+    axes: set[str] = set()
+    for text in form.settings:
+        named = set(re.findall(r"\b\w+\b", text))
+        read = {name: x for name, x in form.operands.items() if name in named}
+        for rank in places(form.sizes, list(form.sizes)):
+            mine = eval(text, {**WORDS, **{n: x.locals[rank] for n, x in read.items()}})
+            whole = eval(text, {**WORDS, **{n: x.value_at(rank) for n, x in read.items()}})
+            if mine != whole:
+                types = [t for x in read.values() for t in x.types.items()]
+                axes |= {axis for axis, t in types if isinstance(t, Shard)}
+    return axes
 
 
 def _differ_along(axis: str, meant: Mapping[Place, Run], k: int) -> bool:

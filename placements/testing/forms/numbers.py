@@ -62,7 +62,8 @@ class DrawsNumbers(DrawsTensors):
             )
         if way == "size":
             self.form.traits.add("size as value")
-            return self.count_of()
+            self.form.settings.append(self.count_of())
+            return self.form.settings[-1]
         if way == "rank":
             return self.rank()
         return literal
@@ -98,7 +99,10 @@ class DrawsNumbers(DrawsTensors):
             "correction": (0, 1), "ignore_index": (-100, 0, 1),
             "output_size": (1, 2, 3, 4, 6, 8, 12),
         }.get(slot.name, (0, 1, 1, 2, 2, 3, -1))  # fmt: skip
-        return self.integer(rng.choice(pool))
+        text = self.integer(rng.choice(pool))
+        if ".s" in text or "numel" in text or "len(" in text:
+            self.form.settings.append(text)
+        return text
 
     def dim(self, slot: FormSlot) -> str:
         n = max(self.first.ndim if self.first else len(self.letters), 1)

@@ -82,10 +82,12 @@ def _prepared(
 
 
 def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
+    """What the line returns, and what it wrote, such as statistics of a norm."""
     outputs = _tensors(names["result"])
-    target = names.get(form.target)
-    if isinstance(target, Tensor) and all(target is not x for x in outputs):
-        outputs.append(target)
+    written = [names[name] for name in form.operands if names[name]._version]
+    for x in [names.get(form.target), *written]:
+        if isinstance(x, Tensor) and all(x is not other for other in outputs):
+            outputs.append(x)
     return outputs
 
 

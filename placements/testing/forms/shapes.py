@@ -143,6 +143,14 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "ord": ("fro", "nuc"), "nonlinearity": ("relu", "leaky_relu"),
 }  # fmt: skip
 
+# Words that one op takes in a slot, for forms that are about that slot.
+ASKED_TEXTS: dict[str, tuple[str, ...]] = {
+    "linalg_qr mode": ("reduced", "complete", "r"),
+    **dict.fromkeys(("linalg_eigh UPLO", "linalg_eigvalsh UPLO"), ("L", "U")),
+    "interpolate mode": ("nearest", "linear", "bilinear", "bicubic", "area"),
+    "grid_sample mode": ("bilinear", "nearest", "bicubic"),
+}
+
 # What an argument of a function in Python is, by its name.
 BY_NAME: dict[str, str] = {
     "tensor": "Tensor", "input": "Tensor", "self": "Tensor", "other": "Tensor",

@@ -232,7 +232,7 @@ def _from_python(op: str) -> list[FormSignature]:
             if home == "nn.init" and not name.endswith("_"):
                 continue
             if inspect.isfunction(function):
-                given = inspect.signature(function)
+                given = inspect.signature(_dispatched(module, name, function))
             elif function in stand_ins and (
                 (home == "" and not schemas_of(name))
                 or _says_more(name, inspect.signature(stand_ins[function]))
@@ -250,6 +250,13 @@ def _from_python(op: str) -> list[FormSignature]:
                 FormSignature(op, f"{home}.{name}", f"{home}.{name}", slots, writes=writes)
             )
     return found
+
+
+def _dispatched(module: Any, name: str, function: Any) -> Any:
+    """Return what a function calls that takes anything: F.max_pool2d, F._max_pool2d."""
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    anything = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return getattr(module, f"_{name}", function) if kinds <= anything else function
 
 
 def _says_more(name: str, given: inspect.Signature) -> bool:

@@ -36,6 +36,7 @@ class DrawsTensors:
     def __init__(self, rng: random.Random, signature: FormSignature, about: str) -> None:
         self.rng, self.signature, self.about = rng, signature, about
         self.is_odd = False  # whether what is drawn now is what the form is about
+        self.is_asked = False  # whether somebody asked what the form is about
         self.op = signature.op
         sizes = rng.choices(MESHES, weights=(5, 3, 3))[0]
         self.form = Form(self.op, signature.overload, dict(sizes))
@@ -54,6 +55,8 @@ class DrawsTensors:
         self.dtype = rng.choices(
             (torch.float64, torch.int64, torch.float32, torch.bool), weights=(80, 10, 5, 5)
         )[0]
+        if self.op == "view_as_real":
+            self.dtype = torch.complex128
         if self.op in INTEGER:
             self.dtype = rng.choices((torch.int64, torch.bool), weights=(7, 3))[0]
         self.domain = rng.choice(("", "", "distinct", "unit"))

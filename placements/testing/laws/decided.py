@@ -56,9 +56,12 @@ def combinations(call: OpCall, most: int) -> list[tuple[AxisType, ...]]:
     every = list(product(*options))
     if len(every) <= most:
         return every
+    # All of one letter first: a linear op takes a Partial only where every term is one.
+    alike = [each for each in every if len({t.letter for t in each}) == 1]
+    every = [each for each in every if each not in alike]
     shapes = [given.shape for given in call.operands]
     order = torch.randperm(len(every), generator=seeded(call.text, shapes))
-    return [every[int(k)] for k in order[:most]]
+    return [*alike, *(every[int(k)] for k in order[:most])][:most]
 
 
 def check_decided(call: OpCall, *, most: int = 24) -> None:
