@@ -190,6 +190,21 @@ def test_checkpoints_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> 
     assert "no complete checkpoint" in refused(capsys, *run, "--resume")
 
 
+def test_a_damaged_checkpoint_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ("train", "--checkpoint", "run", "--save-every", "2")
+    assert main([*run, *SMALL, "--steps", "4"]) == 0
+    (Path("run/step-00000004") / manifest.INDEX).write_bytes(b"damaged")
+    capsys.readouterr()
+    assert main([*run, "--resume", "--steps", "4"]) == 0
+    err = capsys.readouterr().err
+    assert "run/step-00000004 is damaged: .metadata has 7 bytes of" in err
+    assert "resuming from run/step-00000002 instead" in err
+    assert manifest.read(Path("run/step-00000004")).step == 4  # written again
+    manifest.start_run(Path("run"))  # as if another run were in its place
+    said = refused(capsys, *run[1:], "--resume", "--steps", "6")
+    assert "run/step-00000004 is of the run" in said
+
+
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
