@@ -26,6 +26,11 @@ PARALLELS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    torch._dynamo.reset()
+
+
 def step(function: Any, moe: MoE, x: Tensor, weights: Tensor, seq_len: int) -> list[Tensor]:
     """Output, d_x, gradients and counts of one step."""
     moe.zero_grad()
