@@ -90,8 +90,9 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     # Code of its own: torch.compile counts for each code how often it was compiled, and
     # gives up after a few times.
-    wrapper.__code__ = wrapper.__code__.replace(co_name=wrapper.__name__)
-    return wrapper
+    made: Any = wrapper
+    made.__code__ = made.__code__.replace(co_name=made.__name__)
+    return made
 
 
 def _name(fn: Callable[..., Any], owner: Any) -> str:

@@ -116,12 +116,12 @@ class set_gradient_dtype(HeldAtOnce[_Policy]):  # noqa: N801 - reads as the verb
         super().__init__(dtype)
 
     @staticmethod
-    def read(said: torch.dtype | Mapping[str, torch.dtype] | None) -> _Policy:
+    def read(dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> _Policy:  # pyright: ignore[reportIncompatibleMethodOverride]
         policy: _Policy = {}
-        if isinstance(said, Mapping):
-            policy = {**_policy.get(), **said}
-        elif said is not None:
-            policy = {None: said}
+        if isinstance(dtype, Mapping):
+            policy = {**_policy.get(), **dtype}
+        elif dtype is not None:
+            policy = {None: dtype}
         for axis, one in policy.items():
             if not isinstance(one, torch.dtype) or not one.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
                 where = "" if axis is None else f" for axis {axis!r}"

@@ -68,5 +68,5 @@ class set_current_mesh(HeldAtOnce["Mesh | None"]):  # noqa: N801 - reads as the 
         sets.count += mesh is not None
 
     @staticmethod
-    def read(said: "MeshLike | None") -> Mesh | None:
-        return None if said is None else as_mesh(said)
+    def read(mesh: "MeshLike | None") -> Mesh | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None if mesh is None else as_mesh(mesh)

@@ -9,7 +9,7 @@ open, and the value is that of the innermost open scope.
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import torch
 
@@ -92,13 +92,14 @@ class HeldAtOnce(Block[T]):
     begin: Callable[[], object]  # C code
 
     @staticmethod
-    def read(said: Any) -> Any:
+    def read(*args: Any, **kwargs: Any) -> Any:
         """Return the value that the argument of the constructor means."""
         raise NotImplementedError
 
-    def __new__(cls, said: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if torch.compiler.is_dynamo_compiling():
-            return HeldWhileTraced(cls.of, cls.read(said))
+            held: Any = HeldWhileTraced(cls.of, cls.read(*args, **kwargs))
+            return held
         return super().__new__(cls)
 
     def __init__(self, said: Any) -> None:

@@ -26,6 +26,11 @@ PARALLELS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    torch._dynamo.reset()
+
+
 def step(function: Any, moe: MoE, x: Tensor, weights: Tensor, seq_len: int) -> list[Tensor]:
     """Output, d_x, gradients and counts of one step."""
     moe.zero_grad()
@@ -42,26 +47,29 @@ def _clone(grad: Tensor | None) -> Tensor:
     return grad.clone()
 
 
-def compare(cases: list[Case], backend: str = "aot_eager") -> list[tuple[bool, int]]:
-    """For each case whether both agree to the bit, and how many graphs were made."""
-    found: list[tuple[bool, int]] = []
-    with meshes(cases[0].parallel) as (dense, sparse):
+def compare(cases: list[Case]) -> tuple[list[bool], int]:
+    """For each case whether both agree to the bit; and how many graphs there are then."""
+    found: list[bool] = []
+    with meshes(cases[0].parallel) as (dense, sparse), traced() as graphs:
         moe = build(cases[0], sparse)
-        compiled = whole(moe, backend)
+        compiled = whole(moe)
         rank = dist.get_rank() if dense else 0
         for case in cases:
             moe.router.balance.expert_bias_E.copy_(case.bias())
             mesh = dense or Mesh({})
             x, weights = (split(t, moe.layout.input, mesh)[rank] for t in case.tensors())
             wanted = step(moe, moe, x, weights, case.seq_len)
-            if dense:
-                dist.barrier()  # no other rank compiles meanwhile
-            with traced() as graphs:
-                got = step(compiled, moe, x, weights, case.seq_len)
-                if dense:
-                    dist.barrier()
-            found.append((same(got, wanted), graphs[0]))
-    return found
+            found.append(same(step(compiled, moe, x, weights, case.seq_len), wanted))
+    return found, graphs[0]
+
+
+def compare_simulated(cases: list[Case]) -> int:
+    """Assert that all ranks agree in all cases; the graphs of all ranks together."""
+    mesh = cases[0].parallel.dense_mesh()
+    with traced() as graphs:
+        results = run_ranks(mesh, compare, cases, timeout=400)
+    assert all(all(equal) for equal, _ in results), results
+    return graphs[0]
 
 
 @pytest.mark.parametrize("parallel", PARALLELS, ids=configuration)
@@ -69,28 +77,23 @@ def test_every_configuration_compiles_as_one_graph(parallel: Parallel) -> None:
     # Uneven lengths; the second step sends other rows, and none to some rank.
     case = Case(parallel)
     cases = [case, replace(case, favoured=(0, 1)), case]
-    ranks = parallel.num_ranks
-    for found in run_ranks(parallel.dense_mesh(), compare, cases, timeout=400):
-        assert found == [(True, ranks), (True, 0), (True, 0)]
+    assert compare_simulated(cases) == parallel.num_ranks
 
 
 def test_a_rank_without_tokens() -> None:
     case = Case(Parallel(tp=2, ep=2, sequence_parallel=True), seq_len=1)
-    for found in run_ranks({"tp": 2}, compare, [case, case], timeout=400):
-        assert found == [(True, 2), (True, 0)]
+    assert compare_simulated([case, case]) == 2
 
 
 def test_lengths_become_symbols() -> None:
     cases = [Case(Parallel(), seq_len=n) for n in (5, 7, 8, 11, 6)]
-    with set_current_mesh({}):
-        found = compare(cases)
-    assert found == [(True, 1), (True, 1), (True, 0), (True, 0), (True, 0)]
+    assert compare_simulated(cases) == 2  # one for the first length, one for all others
 
 
 def test_on_processes() -> None:
     case = Case(Parallel(dp=2, ep=2))
-    for found in run_ranks({"dp": 2}, compare, [case, case], backend="gloo", timeout=400):
-        assert found == [(True, 1), (True, 0)]
+    found = run_ranks({"dp": 2}, compare, [case, case], backend="gloo", timeout=400)
+    assert found == [([True, True], 1)] * 2
 
 
 def test_recomputation_counts_no_token_twice() -> None:
