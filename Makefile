@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep test-models models-page mutants lint format docs bench clean
+.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,10 @@ test-models: $(READY)
 # The same as a page; it takes too long for `make docs`.
 models-page: $(READY)
 	$(BIN)/python -m tests.models --markdown > docs/models.md
+
+# Ranks and launchers are killed, stopped and interrupted at 60 random moments.
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants

@@ -30,9 +30,13 @@ def seconds_of_groups(parallel: Parallel, fsdp: bool) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
 @pytest.mark.parametrize(
-    "parallel", [Parallel(dp=2, tp=2, ep=2), Parallel(dp=2, tp=2, ep=2, etp=2)]
+    ("parallel", "fsdp"),
+    [
+        (Parallel(dp=2, tp=2, ep=2), False),
+        (Parallel(dp=2, tp=2, ep=2, etp=2), False),
+        (Parallel(dp=2, tp=2, ep=2), True),
+    ],
 )
 def test_every_group_of_both_meshes_has_the_timeout(parallel: Parallel, fsdp: bool) -> None:
     for found in run_ranks(4, seconds_of_groups, parallel, fsdp, backend="gloo"):
