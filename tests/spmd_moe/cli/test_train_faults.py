@@ -83,12 +83,9 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_they_import(
     ranks = ranks_of(run.pid)
     os.kill(ranks[1], signal.SIGSTOP)
     run.kill()
-    run.communicate(timeout=TIME)
-    os.kill(ranks[1], 0)  # it may be stopped before it has told Linux to end it
-    wait_until(lambda: not any(is_running(pid) for pid in ranks if pid != ranks[1]))
-    if is_running(ranks[1]):
-        os.kill(ranks[1], signal.SIGCONT)
-    wait_until(lambda: not is_running(ranks[1]))
+    run.wait(timeout=TIME)
+    wait_until(lambda: not any(map(is_running, ranks)))
+    run.communicate()
 
 
 def test_one_run_on_two_nodes_of_torchrun(tmp_path: Path, runs: list[Run]) -> None:
