@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep test-models models-page trainer-page mutants lint format docs bench clean
+.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +64,10 @@ models-page: $(READY)
 # What a trainer does, compared with one device; a few minutes.
 trainer-page: $(READY)
 	$(BIN)/python -m tests.trainer --markdown > docs/trainer_features.md
+
+# Ranks and launchers are killed, stopped and interrupted at 60 random moments.
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants

@@ -67,16 +67,21 @@ def mesh_over(
     """
     if timeout is None:
         return DeviceMesh(device_type, ranks, mesh_dim_names=axes)
-    groups = [_group_of(ranks.movedim(dim, -1), timeout) for dim in range(len(axes))]
+    groups = [
+        _group_of(ranks.movedim(dim, -1), f"mesh_{axis}", timeout)
+        for dim, axis in enumerate(axes)
+    ]
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=axes)
 
 
-def _group_of(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
+def _group_of(ranks: Tensor, name: str, timeout: timedelta) -> dist.ProcessGroup:
     """Make a group of each row of ranks; return the one that this rank is in."""
     if ranks.shape[-1] == dist.get_world_size():
         return cast(dist.ProcessGroup, dist.group.WORLD)
     rows = cast(Any, ranks.reshape(-1, ranks.shape[-1])).tolist()
-    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(rows, timeout=timeout)
+    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(
+        rows, timeout=timeout, group_desc=name
+    )
     return mine
 
 

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from placements.runtime.errors import PlacementError
 from placements.runtime.fingerprints import Fingerprint
 from placements.types.axis import REASONS
-from placements.verification.branches import before, partings
+from placements.verification.branches import before, different_branches, partings
 from placements.verification.logs import (
     COLLECTIVE,
     GRADIENT,
@@ -27,6 +27,12 @@ from placements.verification.logs import (
     program_order,
 )
 from placements.verification.random_state import draw_lies
+
+
+def verdict(logs: Mapping[int, Log]) -> tuple[PlacementError | None, list[str]]:
+    """Return the first lie; without one, where ranks took different branches."""
+    lie = first_lie(logs)
+    return lie, [] if lie is not None else different_branches(logs)
 
 
 def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:

@@ -8,7 +8,7 @@ of the block or at `check()`. So a claim that is wrong is found even if all type
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, cast
 
@@ -33,8 +33,7 @@ from placements.runtime.state import current
 from placements.runtime.unchecked import warn_user, warned_without_a_mesh
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
-from placements.verification.branches import different_branches
-from placements.verification.crosscheck import first_lie
+from placements.verification.crosscheck import verdict
 from placements.verification.logs import (
     COLLECTIVE,
     GRADIENT,
@@ -175,7 +174,7 @@ class Verify(Typecheck):
         if mesh is not None and mesh.device_mesh is None:
             return
         try:
-            lie, branches = judged(mesh, log, _verdict)
+            lie, branches = judged(mesh, log, verdict)
         except Exception as error:
             # Another rank is elsewhere: in a collective that this one did not run.
             error.add_note(f"verify: this rank was at the exchange of logs; {log.last()}")
@@ -343,12 +342,6 @@ class Verify(Typecheck):
             handle.remove()
         self._hooks = []
         self._expected.stop()
-
-
-def _verdict(logs: Mapping[int, Log]) -> tuple[PlacementError | None, list[str]]:
-    """Compare the logs of all ranks: the first lie, or without one the branches."""
-    lie = first_lie(logs)
-    return lie, [] if lie is not None else different_branches(logs)
 
 
 class ExpectedGradients:

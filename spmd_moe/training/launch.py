@@ -5,6 +5,7 @@ are started with SIGTERM blocked until they are ready to heed it, and they end w
 process, however it ends.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -34,15 +35,13 @@ OF_THE_RUN = {kind.__name__: kind for kind in (Unusable, LossesDiffer)}
 REPORT = "SPMD_MOE_REPORT"  # in the environment of a rank: the file for its last words
 LAUNCHER = "SPMD_MOE_LAUNCHER"  # and the process that it must not outlive
 
-# What a rank does before anything else. If the launcher has ended, so does the rank: Linux
-# kills it then, also one that is stopped. Importing torch takes long, so it comes after.
+# What a rank does first: one whose launcher ended before it was tied to it ends as well.
 _FIRST = f"""\
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+import os
 if os.getppid() != int(os.environ["{LAUNCHER}"]):
     os._exit(1)
 """
+_PR_SET_PDEATHSIG = 1
 
 _LOOK = 0.02  # seconds between two looks at the ranks
 _PATIENCE = 5.0  # for the cause, after ranks that saw only its consequences
@@ -82,13 +81,21 @@ def launch(
                 for rank in range(ranks):
                     own = {"RANK": str(rank), REPORT: str(Path(reports, str(rank)))}
                     command = [sys.executable, "-c", _FIRST + program, *arguments]
-                    processes.append(subprocess.Popen(command, env=environment | own))
+                    processes.append(
+                        subprocess.Popen(command, env=environment | own, preexec_fn=_tie)
+                    )
             _Watch(processes, Path(reports), timeout, asked).until_the_end()
         finally:
             for process in processes:
                 process.kill()
             for process in processes:
                 process.wait()
+
+
+def _tie() -> None:
+    """Have Linux kill this process when its parent ends, even if it is stopped then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @contextmanager
