@@ -4,25 +4,23 @@ A key holds every fact that inference reads: of a tensor its type, shape and dty
 number that belongs to an axis also that, and of other arguments the class and the value.
 """
 
-from types import EllipsisType, FunctionType, NoneType
+from types import EllipsisType, NoneType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from placements.checker.call import Call, tensors_in
 from placements.inference.numbers import (
     RANK_NUMBERS,
     Facts,
     FactsIdentity,
     RankNumber,
-    numbers_in,
     plain,
 )
 from placements.runtime import tags
 from placements.runtime.errors import type_or_error
 from placements.runtime.filled import is_behind
-from placements.types.tensor import TensorType, identity_of
+from placements.types.tensor import identity_of
 
 # What stands for itself in a key, beside its class (True is not 1).
 PLAIN = frozenset({int, bool, str, NoneType, EllipsisType, torch.dtype, torch.device})
@@ -123,21 +121,3 @@ class Kept(NamedTuple):
     """The type of a call that takes more than to run it and to tag one result."""
 
     type: Any
-
-
-def plan_of(
-    call: Call,
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    found: Any,
-    writes: bool,
-) -> Any:
-    """What the memo keeps of a call: the type alone, if one new tensor gets it."""
-    if writes or found.__class__ is not TensorType or found.fresh is not None:
-        return Kept(found)
-    if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
-        has_numbers = next(numbers_in(args), None) is not None
-        if has_numbers and next(tensors_in(args[1:]), None) is None:
-            return WithNumbers(found, tuple(map(as_plain, args[1:])))
-    return found

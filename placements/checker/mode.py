@@ -4,6 +4,7 @@ Inference runs before the op, so that a refused op changes nothing. Its result i
 operand types, shapes and other arguments; the keys hold no tensors.
 """
 
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -17,30 +18,32 @@ from placements.checker.keys import (
     TENSORS,
     Kept,
     WithNumbers,
+    as_plain,
     key_of,
-    plan_of,
     seen_anew,
 )
 from placements.checker.lookup import KNOWN, passed, resolve
 from placements.checker.numbers import Pieces, shape_of
 from placements.checker.refusals import (
-    check_fit,
-    paired,
+    let_torch_say,
     refuse_bools,
     refuse_pieces,
     refused_by,
+    unknown_form,
 )
 from placements.checker.writes import check_write, into
+from placements.inference.numbers import numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, block
-from placements.runtime.errors import PlacementError, refused_call
+from placements.runtime.errors import MisfitError, PlacementError
 from placements.runtime.filled import Below, below, tell
 from placements.runtime.mesh import NO_MESH, current_mesh, said_meshes
 from placements.runtime.scopes import Scope
 from placements.runtime.state import Checker, Observer, block_here, current, shared_axes
 from placements.runtime.unchecked import warned_without_a_mesh
+from placements.types.axis import Shard
 from placements.types.mesh import Mesh
 from placements.types.tensor import Identity, TensorType, one_of
 
@@ -194,8 +197,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             typed = args[0] if known.in_place and args else result
             if is_new:
                 check_fit(known.op.name, typed, found)
-                plan = plan_of(known, func, args, kwargs, found, written is not None)
-                self.keep(self.memo, key, plan)
+                self.keep(self.memo, key, _plan(known, func, args, kwargs, found))
             if isinstance(result, Tensor) or typed is result:
                 result = _tagged(result, found)
             else:
@@ -210,14 +212,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         self._scope = _said_mesh()
         self.memo = (self._mesh or NO_MESH).inferred
 
-    def _found_anew(
-        self,
-        call: Call,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: tuple[Any, ...],
-    ) -> Any:
+    def _found_anew(self, call: Call, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """Infer the type of a call that is not in the memo."""
         # What is called once has no other sizes. Types that differ in sizes hash alike.
         seen = [part[0] for part in key if part.__class__ is tuple]
@@ -262,7 +257,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             raise  # of a tensor without a type
         except Refusal as refusal:
             if refusal.kind == SHAPES:
-                _let_torch_say(call, func, where, args, kwargs)
+                let_torch_say(call, func, where, args, kwargs)
             raise refused_by(refusal, inference, func) from None
         except (
             UnknownForm,
@@ -272,40 +267,62 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             AttributeError,
             ValueError,
         ) as error:
-            _let_torch_say(call, func, where, args, kwargs)
-            raise refused_call(
-                where,
-                f"called in a form that the table does not know: {error}",
-                advice="pass the arguments as the torch documentation names them",
-            ) from None
+            let_torch_say(call, func, where, args, kwargs)
+            raise unknown_form(where, error) from None
 
 
 # A result that stays without a type.
 _UNTYPED = object()
 
 
-def _let_torch_say(
-    call: Call, func: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Raise torch's own error for a call that is refused: it says better what is wrong.
-
-    Nothing is changed where torch takes the call: an in-place op gets a copy.
-    """
-    if call.op.needs_memory:
-        return  # torch does not look whether the shapes fit
+def _plan(call: Call, func: Any, args: Any, kwargs: Any, found: Any) -> Any:
+    """What the memo keeps of a call: the type alone, if one new tensor gets it."""
     writes = call.in_place or kwargs.get("inplace")
-    mine = (args[0].detach().clone(), *args[1:]) if writes and args else args
-    try:
-        func(*mine, **kwargs)
-    except (RuntimeError, IndexError, ValueError) as torchs:
-        refuse_pieces(torchs, where, (args, kwargs))
-        raise
+    if writes or found.__class__ is not TensorType or found.fresh is not None:
+        return Kept(found)
+    if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
+        has_numbers = next(numbers_in(args), None) is not None
+        if has_numbers and next(tensors_in(args[1:]), None) is None:
+            return WithNumbers(found, tuple(map(as_plain, args[1:])))
+    return found
+
+
+def check_fit(where: str, result: Any, found: Any) -> None:
+    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
+
+    Such a type would be a mistake of this package, and must not be handed out.
+    """
+    for tensor, known in _paired(result, found):
+        if tensor.dtype is torch.bool:
+            refuse_bools(where, tensor, known)
+        for dim, axes in known.cut_dims.items():
+            shard = known.by_axis[axes[-1]]
+            assert isinstance(shard, Shard) and shard.extent is not None
+            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
+            if dim >= tensor.dim() or tensor.shape[dim] != rows:
+                raise MisfitError(
+                    f"{where}: the inferred type {known!r} does not fit a result of shape "
+                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
+                    "report the line and the types of its operands"
+                )
+
+
+def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
+    """Each tensor of a result with its type; a list of types is repeated as needed."""
+    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
+    if not isinstance(result, list | tuple):
+        return [(result, types[0])] if isinstance(result, Tensor) else []
+    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
+    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
 
 
 def _tagged(result: Any, found: Any) -> Any:
     """Tag a tensor, or each of several, unless it is an operand of that type."""
-    for tensor, known in paired(result, found):
-        if known.fresh is not None or tags.get(tensor) is not known:
+    for tensor, known in _paired(result, found):
+        before = _type_of(tensor)
+        if before is None and known.fresh is None:
+            setattr(tensor, _TYPE, known)
+        elif before is not known or known.fresh is not None:
             tags.put(tensor, known)
     return Pieces(result) if result.__class__ is tuple else result
 

@@ -1,7 +1,7 @@
 """The error for a call that inference or torch refuses: who is to blame, and what mends it.
 
 A fix is tried before it is offered: inference must take the changed operands, and torch the
-changed pieces. And the error for a type that does not fit the result it was inferred for.
+changed pieces.
 """
 
 import warnings
@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from placements.checker.call import CallInference, Thing, operands_in, tensors_in
+from placements.checker.call import Call, CallInference, Thing, operands_in, tensors_in
 from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
 from placements.inference.flows.losses import MEAN, mean_fix
 from placements.inference.nested import mapped
@@ -22,7 +22,7 @@ from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import located, names_in_call
 from placements.runtime.describe import described
-from placements.runtime.errors import MisfitError, PlacementError, mismatch, refused_call
+from placements.runtime.errors import PlacementError, mismatch, refused_call
 from placements.runtime.forgotten import any_questions, asked_before
 from placements.types.axis import WORDS, Shard
 from placements.types.tensor import TensorType
@@ -219,30 +219,28 @@ def _on_gradients(things: Sequence[Thing]) -> str:
     return ""
 
 
-def check_fit(where: str, result: Any, found: Any) -> None:
-    """Raise MisfitError if a result is not as large as its type says of this rank's piece.
+def let_torch_say(
+    call: Call, func: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise torch's own error for a call that is refused: it says better what is wrong.
 
-    Such a type would be a mistake of this package, and must not be handed out.
+    Nothing is changed where torch takes the call: an in-place op gets a copy.
     """
-    for tensor, known in paired(result, found):
-        if tensor.dtype is torch.bool:
-            refuse_bools(where, tensor, known)
-        for dim, axes in known.cut_dims.items():
-            shard = known.by_axis[axes[-1]]
-            assert isinstance(shard, Shard) and shard.extent is not None
-            rows = shard.extent.sizes[known.mesh.place[axes[-1]]]
-            if dim >= tensor.dim() or tensor.shape[dim] != rows:
-                raise MisfitError(
-                    f"{where}: the inferred type {known!r} does not fit a result of shape "
-                    f"{tuple(tensor.shape)}. This is a mistake in placements: please "
-                    "report the line and the types of its operands"
-                )
+    if call.op.needs_memory:
+        return  # torch does not look whether the shapes fit
+    writes = call.in_place or kwargs.get("inplace")
+    mine = (args[0].detach().clone(), *args[1:]) if writes and args else args
+    try:
+        func(*mine, **kwargs)
+    except (RuntimeError, IndexError, ValueError) as torchs:
+        refuse_pieces(torchs, where, (args, kwargs))
+        raise
 
 
-def paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
-    """Each tensor of a result with its type; a list of types is repeated as needed."""
-    types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
-    if not isinstance(result, list | tuple):
-        return [(result, types[0])] if isinstance(result, Tensor) else []
-    tensors = [t for t in cast(Any, result) if isinstance(t, Tensor)]
-    return [(t, types[min(k, len(types) - 1)]) for k, t in enumerate(tensors)]
+def unknown_form(where: str, error: Exception) -> PlacementError:
+    """Return the error for arguments that torch takes and the table does not know."""
+    return refused_call(
+        where,
+        f"called in a form that the table does not know: {error}",
+        advice="pass the arguments as the torch documentation names them",
+    )
