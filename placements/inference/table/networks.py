@@ -52,17 +52,17 @@ ROWS: tuple[Row, ...] = (
         "value input; flag output_size kernel_size dilation padding stride",
         "windows are summed where they overlap"),
     Row("norms and losses", "batch_norm", NONLINEAR, norms.batch_norm,
-        "value input running_mean running_var weight bias; flag training momentum eps "
-        "cudnn_enabled",
+        "value input running_mean running_var weight bias; flag training momentum eps; "
+        "unread cudnn_enabled",
         "statistics over batch and places, or given ones; linear in the weight, and a bias "
         "is a term"),
     Row("norms and losses", "instance_norm", NONLINEAR, norms.instance_norm,
         "value input running_mean running_var weight bias; flag use_input_stats momentum "
-        "eps cudnn_enabled",
+        "eps; unread cudnn_enabled",
         "statistics over places, or given ones; linear in the weight, and a bias is a "
         "term"),
     Row("norms and losses", "group_norm", NONLINEAR, norms.group_norm,
-        "value input weight bias; flag num_groups eps cudnn_enabled",
+        "value input weight bias; flag num_groups eps; unread cudnn_enabled",
         "statistics over groups of channels; linear in the weight, and a bias is a term"),
     Row("norms and losses", "local_response_norm", NONLINEAR, windows.over_channels,
         "value input; flag size alpha beta k",
