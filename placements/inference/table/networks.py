@@ -63,18 +63,18 @@ ROWS: tuple[Row, ...] = (
         "windows are summed where they overlap"),
     Row("norms and losses", "batch_norm", NONLINEAR,
         partial(norms.with_statistics, kept=1, training=False),
-        "value input running_mean running_var weight bias; flag training momentum eps "
-        "cudnn_enabled",
+        "value input running_mean running_var weight bias; flag training momentum eps; "
+        "unread cudnn_enabled",
         "statistics over batch and places, or given ones; linear in the weight, and a bias "
         "is a term"),
     Row("norms and losses", "instance_norm", NONLINEAR,
         partial(norms.with_statistics, kept=2, training=True),
         "value input running_mean running_var weight bias; flag training/use_input_stats "
-        "momentum eps cudnn_enabled",
+        "momentum eps; unread cudnn_enabled",
         "statistics over places, or given ones; linear in the weight, and a bias is a "
         "term"),
     Row("norms and losses", "group_norm", NONLINEAR, norms.group_norm,
-        "value input weight bias; flag num_groups eps cudnn_enabled",
+        "value input weight bias; flag num_groups eps; unread cudnn_enabled",
         "statistics over groups of channels; linear in the weight, and a bias is a term"),
     Row("norms and losses", "local_response_norm", NONLINEAR, windows.over_channels,
         "value input; flag size alpha beta k",

@@ -91,11 +91,16 @@ class _Drawing(DrawsSizes):
 
     def draw(self) -> Form:
         signature, rng = self.signature, self.rng
+
+        def often(slot: FormSlot) -> float:
+            # What else is odd may be a reason to refuse, and hides what is asked for.
+            return _often(slot) * (0.3 if self.is_asked else 1)
+
         slots = [
             slot
             for slot in signature.slots
             if slot.kind != "never"
-            and (slot.required or slot.name == self.about or rng.random() < _often(slot))
+            and (slot.required or slot.name == self.about or rng.random() < often(slot))
         ]
         if any(s.kind in ("tensor", "tensors") for s in slots):
             # Operands first, so that dims and sizes can be drawn from them.

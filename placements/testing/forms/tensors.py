@@ -216,7 +216,7 @@ class DrawsTensors:
         """Numbers of rows, said or not said to be that, or made by arithmetic."""
         domain = rows if self.rng.random() < 0.7 else None
         name = self.operand(letters, torch.int64, f"rows:{rows}", domain).name
-        if self.rng.random() < 0.7:
+        if self.rng.random() < 0.7 or (self.is_asked and not self.is_odd):
             return name
         self.form.traits.add("index by arithmetic")
         return self.rng.choice((f"({name} + 0)", f"({name} * 2 // 2)", f"({name} // 2)"))
