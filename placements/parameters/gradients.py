@@ -40,8 +40,8 @@ from placements.runtime.gradient_watch import (
 )
 from placements.runtime.ledger import active_ledger
 from placements.runtime.state import observer, suspended
-from placements.types.axis import AxisType, P, R
-from placements.types.tensor import TensorType
+from placements.types.axis import AxisType, P, R, Shard, V
+from placements.types.tensor import TensorType, make
 
 # Gradients that are reduced over the same axes travel together, so many bytes at a time.
 _BUCKET_BYTES = 2**25
@@ -81,7 +81,7 @@ def reduce_gradients(
                     continue
                 _mark(one, grad)
                 if watcher is not None:
-                    watcher.crossing(call, one.held.name, grad, one.after)
+                    watcher.crossing(call, one.held.name, grad, _claimed(one.after))
 
 
 def gradient_axes(
@@ -409,6 +409,15 @@ def _give(parameter: Tensor, grad: Tensor) -> None:
             shape=parameter.shape, stride=parameter.stride(),
         )  # fmt: skip
     parameter.grad = grad
+
+
+def _claimed(after: TensorType) -> TensorType:
+    """What ranks can compare: of shards that FSDP2 cut, nothing over the axes of its cut."""
+    types = {
+        axis: V if isinstance(t, Shard) and t.extent is None else t
+        for axis, t in after.items()
+    }
+    return make(after.mesh, types)
 
 
 def _mark(one: Due, grad: Tensor) -> None:

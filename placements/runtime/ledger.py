@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from placements.runtime.blocks import Block, Steps, block
 from placements.runtime.scopes import Scoped
 
-
 # Why a collective is not compiled while a ledger is open.
 UNRECORDED = (
     "compiled code tells no ledger() what it sends; call the function outside of ledger(), "
