@@ -27,6 +27,11 @@ class Feature:
     options: Options
     plain: Options
 
+    @property
+    def needs_processes(self) -> bool:
+        """Whether torch wants gloo itself, and not the simulator."""
+        return self.options.resumed == "dcp async"
+
     def __str__(self) -> str:
         return self.name
 

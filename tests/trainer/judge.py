@@ -73,6 +73,7 @@ def allowed(feature: Feature) -> float:
 def cell(
     feature: Feature, setting: Setting, backend: Literal["sim", "gloo"] = "sim"
 ) -> Cell:
+    backend = "gloo" if feature.needs_processes else backend
     try:
         with TemporaryDirectory() as folder:
             options = replace(feature.options, directory=folder)

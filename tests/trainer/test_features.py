@@ -43,9 +43,12 @@ def several(setting: Setting, features: list[Options]) -> list[Trained | str]:
     return found
 
 
-def test_every_feature_on_real_processes() -> None:
+def test_every_feature_on_real_processes(tmp_path: Path) -> None:
     setting, said = COLUMNS[GLOO], read(PAGE.read_text())
-    options = [feature.options for feature in FEATURES]
+    options = [
+        replace(feature.options, directory=str(tmp_path / str(k)))
+        for k, feature in enumerate(FEATURES)
+    ]
     ranks = run_ranks(
         setting.parallel.dense_mesh(),
         several,
