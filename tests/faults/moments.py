@@ -116,17 +116,13 @@ class Chain:
                 return True
             if moment.phase == "step":
                 is_on = max(self.losses(), default=0) > resumed_at
-                return is_on and self.log_is_new(began)
-            return any(self.directory.glob(".unfinished-*")) and self.log_is_new(began)
+                return is_on and is_new(self.log, began)
+            return any(is_new(path, began) for path in self.directory.glob(".unfinished-*"))
 
         began, resumed_at = time.time(), self.last_saved()
         wait_for(is_here, PATIENCE, f"{moment}")
         time.sleep(moment.delay)
         return ranks_of(run.pid)
-
-    def log_is_new(self, began: float) -> bool:
-        """Return whether this run writes: what is unfinished may be of the one before."""
-        return self.log.exists() and self.log.stat().st_mtime > began
 
     def _happens(
         self, run: Run, ranks: list[int], moment: Moment, reached: int
@@ -181,6 +177,14 @@ class Chain:
             assert run.returncode == 0, (out, error)
         assert self.losses() == Chain(reference, self.mesh, self.ranks).losses()
         return last
+
+
+def is_new(path: Path, began: float) -> bool:
+    """Return whether this run wrote it: what is unfinished may be of the one before."""
+    try:
+        return path.stat().st_mtime > began
+    except FileNotFoundError:
+        return False
 
 
 def is_harmless(moment: Moment) -> bool:
