@@ -208,10 +208,12 @@ def stamp(module: nn.Module) -> None:
     _stamp([module, *lists])
 
 
-def _stamp(owners: Sequence[nn.Module]) -> None:
+def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
     """Give the own tensors of modules their declared types, while checking is on.
 
     It runs at each call of a module, and most tensors have their types from the last one.
+    `below` a module there may be some that live on another mesh, as experts do: those get
+    their types when they are called, where that mesh is current.
     """
     mode = current.mode
     if mode is None:
@@ -228,6 +230,8 @@ def _stamp(owners: Sequence[nn.Module]) -> None:
             if settled is not None and watcher is None and settled.mesh is mesh:
                 if _type_in(tensor) is settled:  # as after the last call
                     continue
+            if below and mesh.axes and types.keys().isdisjoint(mesh.axes):
+                continue
             with unseen():
                 wanted = declared_of(mesh, types, tensor.shape)
                 if tags.get(tensor) is not wanted:
@@ -250,4 +254,4 @@ def _stamp_lists_before(module: nn.Module, args: Any) -> None:
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
     """Stamp all that is below, because a parameter may be used by any module above it."""
     if checkers.count:
-        _stamp(modules_below(module))
+        _stamp(modules_below(module), below=True)

@@ -412,7 +412,7 @@ def _give(parameter: Tensor, grad: Tensor) -> None:
 
 
 def _claimed(after: TensorType) -> TensorType:
-    """What ranks can compare: of shards that FSDP2 cut, nothing over the axes of its cut."""
+    """What ranks can compare: of shards that FSDP2 cut, nothing over the axes it cut."""
     types = {
         axis: V if isinstance(t, Shard) and t.extent is None else t
         for axis, t in after.items()
