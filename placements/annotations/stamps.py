@@ -75,8 +75,12 @@ def stamp(module: nn.Module) -> None:
     _stamp([module, *lists])
 
 
-def _stamp(owners: Sequence[nn.Module]) -> None:
-    """Give the own tensors of modules their declared types, while checking is on."""
+def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
+    """Give the own tensors of modules their declared types, while checking is on.
+
+    `below` a module there may be some that live on another mesh, as experts do: those get
+    their types when they are called, where that mesh is current.
+    """
     mode = current.mode
     if mode is None:
         return
@@ -96,6 +100,8 @@ def _stamp(owners: Sequence[nn.Module]) -> None:
             if known is not None and known is types.settled and known.mesh is mesh:
                 if watcher is None:  # as after the last call
                     continue
+            if below and mesh.axes and types.keys().isdisjoint(mesh.axes):
+                continue
             with unseen():
                 wanted = declared_of(mesh, types, tensor.shape)
                 if tags.get(tensor) is not wanted:
@@ -117,4 +123,4 @@ def _stamp_lists_before(module: nn.Module, args: Any) -> None:
 
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
     if checkers.count:
-        _stamp(modules_below(module))
+        _stamp(modules_below(module), below=True)

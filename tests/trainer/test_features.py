@@ -1,5 +1,7 @@
 """Every cell of docs/trainer_features.md is what it says; the same on real processes."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from tests.trainer.judge import cell, judged, message_of, on_one_device
 from tests.trainer.loop import Options, Setting, Trained, train
 from tests.trainer.page import kind, read
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainer_features.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "trainer_features.md"
+STEPS = sorted((ROOT / "examples" / "trainer").glob("step*.py"))
 GLOO = "4 ranks"
 
 
@@ -98,3 +102,13 @@ def test_checkpointing_computes_again(monkeypatch: pytest.MonkeyPatch) -> None:
         train(Setting(), Options(checkpointing=kind_of, steps=1, checking="never"))
         counts[kind_of] = len(forwards)
     assert counts == {"": 2, "reentrant": 4, "not reentrant": 4, "selective": 4}
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda file: file.stem)
+def test_the_steps_of_the_page_run_and_are_named_there(step: Path) -> None:
+    """Each of them compares itself with one device."""
+    assert f"`examples/trainer/{step.name}`" in (ROOT / "docs/your_trainer.md").read_text()
+    assert len(step.read_text().splitlines()) < 80
+    result = subprocess.run([sys.executable, str(step)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
