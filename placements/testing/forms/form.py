@@ -1,4 +1,4 @@
-"""One call form: a line of Python, its operands, and the mesh on which it is tried."""
+"""One call form: a line of Python, its operands, its mesh; and what became of it."""
 
 import math
 from dataclasses import dataclass, field
@@ -77,3 +77,24 @@ def run_line(form: Form) -> object:
     mesh = SimpleNamespace(coordinate=first)
     names = {**WORDS, **held, "axis_rank": first.get, "current_mesh": lambda: mesh}
     return eval(form.line, names)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a form.
+
+    "invalid": the line does not run on one device. "accepted" and "refused" are right.
+    "false": accepted with a type, value or gradient that is not true. "disagree": ranks
+    accept and refuse, or infer different types. "crash": an exception from inside the
+    checker. "torch": torch's own error on a rank, though the line runs on one device.
+    "nameless": refused for an argument that the message does not name. `claims`: the
+    types of what is accepted say something on every axis; Varying does not.
+    """
+
+    kind: str
+    detail: str = ""
+    claims: bool = False
+
+    @property
+    def fails(self) -> bool:
+        return self.kind in ("false", "disagree", "crash", "torch", "nameless")

@@ -12,7 +12,6 @@ import random
 import re
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from placements.runtime.errors import PlacementError
-from placements.testing.forms.form import WORDS, Form
+from placements.testing.forms.form import WORDS, Form, Judgement
 from placements.testing.forms.operands import (
     FormOperand,
     Place,
@@ -41,27 +40,6 @@ from placements.testing.forms.runs import (
     source_of,
 )
 from placements.types.axis import AxisType, P, Shard, V
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What became of a form.
-
-    "invalid": the line does not run on one device. "accepted" and "refused" are right.
-    "false": accepted with a type, value or gradient that is not true. "disagree": ranks
-    accept and refuse, or infer different types. "crash": an exception from inside the
-    checker. "torch": torch's own error on a rank, though the line runs on one device.
-    "nameless": refused for an argument that the message does not name. `claims`: the
-    types of what is accepted say something on every axis; Varying does not.
-    """
-
-    kind: str
-    detail: str = ""
-    claims: bool = False
-
-    @property
-    def fails(self) -> bool:
-        return self.kind in ("false", "disagree", "crash", "torch", "nameless")
 
 
 class False_(Exception):  # noqa: N801, N818
