@@ -117,6 +117,20 @@ def as_plain(arg: Any) -> Any:
     return plain(arg)
 
 
+def is_in_key(arg: Any) -> bool:
+    """Return whether the key of a call holds the argument whole, and not only its kind.
+
+    Only then another call with the same key has the same argument. Of a float the key holds
+    whether it is 0.
+    """
+    if isinstance(arg, slice):
+        bounds = cast(Any, arg)
+        return is_in_key((bounds.start, bounds.stop, bounds.step))
+    if isinstance(arg, list | tuple):
+        return all(is_in_key(item) for item in cast(Any, arg))
+    return arg.__class__ in PLAIN or arg.__class__ in RANK_NUMBERS
+
+
 class Kept(NamedTuple):
     """The type of a call that takes more than to run it and to tag one result."""
 

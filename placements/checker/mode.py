@@ -19,6 +19,7 @@ from placements.checker.keys import (
     Kept,
     WithNumbers,
     as_plain,
+    is_in_key,
     key_of,
     seen_anew,
 )
@@ -281,8 +282,7 @@ def _plan(call: Call, func: Any, args: Any, kwargs: Any, found: Any) -> Any:
     if writes or found.__class__ is not TensorType or found.fresh is not None:
         return Kept(found)
     if call.takes_sizes and not kwargs and not isinstance(func, FunctionType):
-        has_numbers = next(numbers_in(args), None) is not None
-        if has_numbers and next(tensors_in(args[1:]), None) is None:
+        if next(numbers_in(args), None) is not None and is_in_key(args[1:]):
             return WithNumbers(found, tuple(map(as_plain, args[1:])))
     return found
 

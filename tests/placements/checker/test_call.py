@@ -8,7 +8,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from placements import I, Index, P, PlacementError, R, S, assert_type, type_of
+from placements import (
+    I,
+    Index,
+    P,
+    PlacementError,
+    R,
+    S,
+    assert_type,
+    axis_rank,
+    type_of,
+)
+from placements._torch import unseen
+from placements.runtime.state import suspended
 from tests.support.checked import checked_on
 from tests.support.checked import ones_of as of
 
@@ -130,3 +142,29 @@ def test_summands_are_not_rounded(name: str) -> None:
     assert type_of(whole.sum(dtype=torch.int64)) == {"tp": P}
     assert type_of(of(P, 4).sum(dtype=torch.float64)) == {"tp": P}
     assert type_of(of(S(0), 4).sum(dtype=torch.int64)) == {"tp": P}
+
+
+# A call with a number that knows its axis beside a float of which the memo keeps only
+# whether it is 0: the second call must not be given the float of the first one.
+FLOATS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "full": lambda x, v: torch.full((x.shape[0], 2), v),
+    "new_full": lambda x, v: x.new_full((x.shape[0], 2), v),
+    "arange": lambda x, v: torch.arange(axis_rank("tp"), v),
+    "pad": lambda x, v: F.pad(of(R, 2), (0, axis_rank("tp") + 1), "constant", v),
+    "pad of a piece": lambda x, v: F.pad(x, (0, x.shape[0]), "constant", v),
+    "full_like": lambda x, v: torch.full_like(x[:, : x.shape[1]], v),
+    "masked_fill": lambda x, v: x.view(x.shape[0], -1).masked_fill(of(S(0), 2, 3) > 0, v),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_the_memo_keeps_no_float_of_another_call(name: str) -> None:
+    x = of(S(0), 2, 3)
+    for v in (2.5, 3.5, 2.5):
+        found = FLOATS[name](x, v)
+        with suspended(), unseen():
+            numbers = found.flatten().tolist()
+            if name == "arange":
+                assert numbers == torch.arange(0, v).tolist()
+            else:
+                assert v in numbers
