@@ -133,18 +133,21 @@ def _described(group: Any) -> ShardedGroup:
         tuple(held),
         group.mesh_info.mesh,
         group.gradient_divide_factor,
-        group.mp_policy.reduce_dtype,
+        # A group has one for all; that of the group itself is gone in 2.15.
+        group.fsdp_params[0].mp_policy.reduce_dtype,
     )
 
 
 def has_groups_of_parameters() -> bool:
     """Check the names of what is asked of FSDP2, in the code that sets them."""
     kind = inside(f"{_GROUPS}.FSDPParamGroup")
-    asked = {"fsdp_params", "modules", "mesh_info", "mp_policy", "gradient_divide_factor"}
+    one = inside(f"{_PACKAGE}._fsdp_param.FSDPParam")
+    asked = {"fsdp_params", "modules", "mesh_info", "gradient_divide_factor"}
     places = inside(f"{_PACKAGE}._fsdp_param.ParamModuleInfo").__dataclass_fields__
     methods = (*INSIDE_A_GROUP, "post_backward")
     return (
         asked <= {*kind.__init__.__code__.co_names}
+        and "mp_policy" in one.__init__.__code__.co_names
         and all(callable(getattr(kind, name, None)) for name in methods)
         and {"module", "param_name", "shared_modules", "shared_param_names"} <= {*places}
     )
