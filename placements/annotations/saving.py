@@ -45,12 +45,15 @@ def _note_pieces(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
     mesh = current_mesh()
     if not (mesh and mesh.axes) and not _has_several_ranks():
         return
+    said: Any = vars(module).get("meshes", ())
+    stated = cast(tuple[Any, ...], said if isinstance(said, tuple) else ())
+    sure = [one for one in (*stated, mesh) if isinstance(one, Mesh)]
     for name, types in declarations(module).items():
         tensor = state.get(prefix + name)
         if isinstance(tensor, Tensor) and any(
             as_axis_type(t).letter in "SVP" for t in types.values()
         ):
-            told = _Told(types, mesh)
+            told = _Told(types, sure)
             told.written = weakref.ref(tensor)
             setattr(tensor, WRITE_ITEMS, told.write_items)
             setattr(tensor, CHUNK_LIST, told.chunk_list)
@@ -60,12 +63,14 @@ def _note_pieces(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
 class _Told:
     """What a tensor of a state dict answers to the planner of a checkpoint."""
 
-    def __init__(self, types: TypesLike, mesh: Mesh | None) -> None:
-        self.types, self.mesh = types, mesh
+    def __init__(self, types: TypesLike, sure: list[Mesh]) -> None:
+        # On the first of the meshes `sure` that fits, it lives: the module states them, or
+        # they were current.
+        self.types, self.sure = types, sure
         self.written: weakref.ref[Tensor] | None = None
 
     def __deepcopy__(self, memo: object) -> "_Told":
-        return _Told(self.types, self.mesh)  # a copy of the tensor says so of itself
+        return _Told(self.types, self.sure)  # a copy of the tensor says so of itself
 
     def write_items(self, name: str, tensor: Tensor) -> list[Any]:
         self.written = weakref.ref(tensor)
@@ -120,7 +125,7 @@ class _Told:
                     found.append(declared(mesh, self.types, shape))
                 except ValueError:  # it does not fit, so it lives on another one
                     continue
-            if found and mesh is self.mesh:
+            if found and any(mesh is one for one in self.sure):
                 break
         if not found:
             raise ValueError(
@@ -136,10 +141,10 @@ class _Told:
         return found
 
     def _meshes(self) -> list[Mesh]:
-        """Return the meshes over all ranks, that which was current first."""
+        """Return the meshes over all ranks, first those that are sure."""
         if not _has_several_ranks():
             return []
-        known = [*([self.mesh] if self.mesh else []), *live_meshes()]
+        known = [*self.sure, *live_meshes()]
         return [mesh for mesh in known if _is_over_all_ranks(mesh)]
 
 
