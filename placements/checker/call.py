@@ -4,7 +4,7 @@ Operands are the tensors among the arguments and, where an op takes numbers as v
 numbers that belong to mesh axes (`numbers.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from placements._torch import NO_DEFAULT, SlotData
 from placements.inference.flows.random import refuse_own_generator
-from placements.inference.nested import leaves, mapped
+from placements.inference.nested import NESTS, leaves, mapped
 from placements.inference.number_operands import chosen_by, number_operand
 from placements.inference.numbers import RANK_NUMBERS, RankNumber, numbers_in
 from placements.inference.op import SETTINGS, UNREAD, Op
@@ -96,11 +96,23 @@ class UnknownForm(Exception):  # noqa: N818 - turned into an error at the bounda
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors among arguments, in order of appearance."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+    for arg in value if value.__class__ is tuple else (value,):
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, NESTS):
+            yield from (leaf for leaf in leaves(arg) if isinstance(leaf, Tensor))
 
 
 def operands_in(value: Any) -> Iterator[Operand]:
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Operand))
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, NESTS):
+        yield from (leaf for leaf in leaves(value) if isinstance(leaf, Operand))
+
+
+def changed(change: Callable[[Any], Any], arg: Any) -> Any:
+    """Return the argument with each value in it changed; most arguments hold no others."""
+    return mapped(change, arg) if isinstance(arg, NESTS) else change(arg)
 
 
 def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
@@ -111,12 +123,12 @@ def _seen(arg: Any, operands: Iterator[Operand]) -> Any:
             return next(operands)
         return cast(Any, leaf).item() if isinstance(leaf, np.generic) else leaf
 
-    return mapped(seen, arg)
+    return changed(seen, arg)
 
 
 def _with_operands(value: Any, operands: Sequence[Operand]) -> Any:
     """Return the value with each operand replaced by the one in its position."""
-    return mapped(lambda x: operands[x.position] if isinstance(x, Operand) else x, value)
+    return changed(lambda x: operands[x.position] if isinstance(x, Operand) else x, value)
 
 
 class CallInference:
@@ -132,7 +144,7 @@ class CallInference:
     ) -> None:
         self.call, self.where, self.args, self.kwargs = call, where, args, kwargs
         self.mesh = mesh
-        self.things: list[Thing] = list(tensors_in((args, tuple(kwargs.values()))))
+        self.things: list[Thing] = list(tensors_in((*args, *kwargs.values())))
         self.bound: dict[str, Any] = {}
         self.is_bound = False
 

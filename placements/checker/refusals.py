@@ -12,10 +12,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from placements.checker.call import Call, CallInference, Thing, operands_in, tensors_in
+from placements.checker.call import (
+    Call,
+    CallInference,
+    Thing,
+    changed,
+    operands_in,
+    tensors_in,
+)
 from placements.inference.fixes import MOST, Fix, fixes, pad_advice, repeat_fix
 from placements.inference.flows.losses import MEAN, mean_fix
-from placements.inference.nested import mapped
 from placements.inference.numbers import numbers_in, shown
 from placements.inference.signature import defaults
 from placements.inference.terms import Operand, Refusal
@@ -140,8 +146,8 @@ class _Trial:
                 return leaf
             return torch.empty(next(left).shape, dtype=leaf.dtype, device="meta")
 
-        args = [mapped(empty, arg) for arg in self._call.args]
-        kwargs = {name: mapped(empty, arg) for name, arg in self._call.kwargs.items()}
+        args = [changed(empty, arg) for arg in self._call.args]
+        kwargs = {name: changed(empty, arg) for name, arg in self._call.kwargs.items()}
         try:
             with warnings.catch_warnings(action="ignore"):
                 self._func(*args, **kwargs)

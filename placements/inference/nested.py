@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+# What holds other arguments; of anything else there is no need to ask here.
+NESTS = (list, tuple, dict, slice)
+
 
 def leaves(value: Any) -> Iterator[Any]:
     """Yield what lists, tuples, dicts and slices hold, in order of appearance."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
-from placements.inference.nested import leaves
+from placements.inference.nested import NESTS, leaves
 from placements.inference.rules import LINEAR, MULTILINEAR, NONLINEAR, Linearity, join
 from placements.types.index import Cuts
 
@@ -338,7 +338,10 @@ RANK_NUMBERS = frozenset({RankInt, RankFloat})
 
 def numbers_in(value: Any) -> Iterator[RankNumber]:
     """Yield the numbers that belong to axes, among arguments."""
-    return (leaf for leaf in leaves(value) if leaf.__class__ in RANK_NUMBERS)
+    if value.__class__ in RANK_NUMBERS:
+        yield value
+    elif isinstance(value, NESTS):
+        yield from (leaf for leaf in leaves(value) if leaf.__class__ in RANK_NUMBERS)
 
 
 def shown(number: RankNumber) -> str:

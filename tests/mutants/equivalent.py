@@ -5,6 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 
 from placements.inference.op import Flow, parsed_slots
 from placements.inference.ops import ROWS, Row
@@ -99,7 +100,7 @@ _ONE_OPERAND = tuple(
     and "tensors" not in row.slots
 )
 _ONE_AT_A_TIME = (
-    "quotients: addcdiv", "views: atleast_1d ...", "views: broadcast_tensors",
+    "quotients: addcdiv", "views: broadcast_tensors",
     "views: meshgrid",
 )  # fmt: skip
 _BOOLS = ("reductions: all ...", "counting: isin")
@@ -107,6 +108,8 @@ _BOOLS = ("reductions: all ...", "counting: isin")
 
 def _looks_at(flow: Flow, slot: str) -> bool:
     """Whether the source of a flow mentions a slot, or what takes all that it has no name for."""
+    while isinstance(flow, partial):  # what it presets is not what a call gives
+        flow = flow.func
     tree = ast.parse(textwrap.dedent(inspect.getsource(flow)))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     parameters = inspect.signature(flow).parameters

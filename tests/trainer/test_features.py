@@ -14,6 +14,12 @@ from tests.trainer.judge import cell, judged, message_of, on_one_device
 from tests.trainer.loop import Options, Setting, Trained, train
 from tests.trainer.page import kind, read
 
+# What torch says of itself: that one process saves alone, and of what it compiles.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "trainer_features.md"
 STEPS = sorted((ROOT / "examples" / "trainer").glob("step*.py"))

@@ -6,6 +6,9 @@ from placements.testing.forms.operands import place_value
 from placements.testing.forms.signatures import FormSlot
 from placements.testing.forms.tensors import DrawsTensors
 
+# Slots that torch still has and does not look at.
+_NOT_USED = {("gumbel_softmax", "eps")}
+
 
 class DrawsNumbers(DrawsTensors):
     """Draws numbers, and sequences of numbers, besides operands."""
@@ -62,8 +65,10 @@ class DrawsNumbers(DrawsTensors):
             )
         if way == "size":
             self.form.traits.add("size as value")
-            self.form.settings.append(self.count_of())
-            return self.form.settings[-1]
+            text = self.count_of()
+            if (self.form.op, slot.name) not in _NOT_USED:
+                self.form.settings.append(text)
+            return text
         if way == "rank":
             return self.rank()
         return literal

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from contextvars import copy_context
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -267,9 +268,15 @@ def _end_with_the_caller() -> None:
     """End this process when the one that has the pool ends, whatever a task does then.
 
     A thread waits for that. Linux also kills this process with its parent, the server,
-    which ends with the caller too: so a task ends that is stopped or never leaves C.
+    which ends with the caller too: so a task ends that is stopped or never leaves C. The
+    server ends when nobody holds its pipe, so this process must not hold it either.
     """
     caller = cast(Any, multiprocessing.parent_process())
+    server = getattr(forkserver, "_forkserver", None)
+    held = getattr(server, "_forkserver_alive_fd", None)
+    if held is not None:
+        os.close(held)
+        cast(Any, server)._forkserver_alive_fd = None
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 

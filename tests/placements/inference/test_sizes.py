@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from placements import (
+    P,
     PlacementError,
     R,
     S,
@@ -18,18 +19,22 @@ from placements import (
     type_of,
     typecheck,
 )
+from placements.types.axis import AxisType
 
 Line = Callable[[Tensor, Tensor, Any], Tensor]
 MADE: dict[str, Line] = {
-    "ones_like": lambda x, z, n: torch.ones_like(x).sum(0),
     "ones": lambda x, z, n: torch.ones(x.shape[0]),
     "new_ones": lambda x, z, n: x.new_ones(x.shape),
-    "full_like": lambda x, z, n: torch.full_like(x, 2.0),
     "expand_as": lambda x, z, n: torch.ones(3).expand_as(x).sum(0),
     "expand": lambda x, z, n: z.expand(x.shape[0], 4).sum(0),
-    "empty_like": lambda x, z, n: torch.empty_like(x).fill_(1.0),
     "rank": lambda x, z, n: torch.ones(n + 1).sum(),
     "cat": lambda x, z, n: torch.cat([z, torch.ones(x.shape[0])]),
+}
+# What is like a tensor lives on the mesh of that tensor, as its clone does.
+LIKE: dict[str, tuple[Line, AxisType]] = {
+    "ones_like": (lambda x, z, n: torch.ones_like(x).sum(0), P),
+    "full_like": (lambda x, z, n: torch.full_like(x, 2.0), S(0)),
+    "empty_like": (lambda x, z, n: torch.empty_like(x).fill_(1.0), S(0)),
 }
 VIEWED: dict[str, Line] = {
     "view": lambda x, z, n: z.view(x.shape[0], -1),
@@ -53,6 +58,13 @@ def run(line: Line) -> Tensor:
 def test_what_is_sized_on_another_mesh_may_differ_on_every_axis(name: str) -> None:
     with typecheck():
         assert type_of(run(MADE[name])) == {"edp": V, "ep": V}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_what_is_like_a_tensor_lives_on_its_mesh(name: str) -> None:
+    line, on_dp = LIKE[name]
+    with typecheck():
+        assert type_of(run(line)) == {"dp": on_dp, "tp": R}
 
 
 @pytest.mark.parametrize("name", VIEWED)

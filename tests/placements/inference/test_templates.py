@@ -14,6 +14,7 @@ from placements.inference.templates import Pattern
 from placements.inference.terms import Operand
 from placements.types.axis import AxisType
 from placements.types.mesh import Mesh
+from placements.types.tensor import identity_of
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_a_flow_that_asks_for_more_has_no_template() -> None:
     x = typed((4, 4), S(0))
     known = type_of(x)
     assert known is not None
-    pattern = Pattern(known.mesh, ("a call", known, x.shape))
+    pattern = Pattern(known.mesh, ("a call", (identity_of(known), x.shape)))
     for _ in range(3):
         pattern.learn(asks, [Operand(known, (4, 4), "float32", 0)])
     assert pattern.known() is None and asked == ["asked"]

@@ -46,7 +46,7 @@ def test_a_run_its_files_and_its_continuation(
     run = ["train", "--checkpoint", "run", "--save-every", "2"]
     assert main([*run, *SMALL, "--steps", "4"]) == 0
     assert sorted(os.listdir("run")) == [
-        ".lock", "losses.jsonl", "step-00000002", "step-00000004",
+        ".lock", "losses.jsonl", "run.json", "step-00000002", "step-00000004",
     ]  # fmt: skip
     # sizes come from the checkpoint
     assert main([*run, "--resume", "--steps", "6", "--compare"]) == 0

@@ -73,7 +73,7 @@ def at_an_op(monkeypatch: pytest.MonkeyPatch, error: Exception, *names: str) -> 
 
 def in_verify(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(
-        sys.modules["placements.verification.mode"], "first_lie", raising(error)
+        sys.modules["placements.verification.crosscheck"], "first_lie", raising(error)
     )
 
 
