@@ -41,6 +41,7 @@ class ShardedGroup(NamedTuple):
     mesh: Any  # the DeviceMesh over whose ranks gradients are reduced
     divides_by: float | None  # None: by the number of ranks
     reduce_dtype: Any
+    waits: bool  # this backward is told to leave the sum to a later one
 
 
 def mesh_for_a_parameter() -> Callable[[Any, Any], Any] | None:
@@ -134,6 +135,8 @@ def _described(group: Any) -> ShardedGroup:
         group.mesh_info.mesh,
         group.gradient_divide_factor,
         group.mp_policy.reduce_dtype,
+        not group.reduce_grads
+        or (group.mesh_info.mesh.ndim == 2 and not group.all_reduce_grads),
     )
 
 
@@ -141,6 +144,7 @@ def has_groups_of_parameters() -> bool:
     """Check the names of what is asked of FSDP2, in the code that sets them."""
     kind = inside(f"{_GROUPS}.FSDPParamGroup")
     asked = {"fsdp_params", "modules", "mesh_info", "mp_policy", "gradient_divide_factor"}
+    asked |= {"reduce_grads", "all_reduce_grads"}
     places = inside(f"{_PACKAGE}._fsdp_param.ParamModuleInfo").__dataclass_fields__
     methods = (*INSIDE_A_GROUP, "post_backward")
     return (
