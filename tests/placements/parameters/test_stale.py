@@ -157,7 +157,7 @@ def test_a_step_without_the_sum_is_refused_and_the_next_one_is_whole(
     options: Any, put_off: str, backend: Any
 ) -> None:
     ranks = 4 if options else 2
-    chosen = {"backend": "gloo"} if backend == "gloo" else {}
+    chosen: dict[str, Any] = {"backend": "gloo"} if backend == "gloo" else {}
     for errors, found in run_ranks({"dp": ranks}, waiting, options, put_off, **chosen):
         assert errors == ["reduce_gradients", "clip_grad_norm_", "SGD.step"]
         assert found == [2.0 * ranks]  # two backward passes on every rank
