@@ -127,8 +127,8 @@ def z_loss(*routed: Routed, counts_E: WholeCounts | None = None) -> Loss:
 
     `counts_E` and what is sent are as in `load_balance_loss`.
     """
-    counts_E = total_counts(*routed) if counts_E is None else counts_E
     first = _first(routed)
+    counts_E = _whole(routed, counts_E)
     total = torch.stack([_logits(one).logsumexp(1).square().sum() for one in routed]).sum()
     return _mean(total, counts_E, first)
 
@@ -144,6 +144,19 @@ def total_counts(*routed: Routed) -> WholeCounts:
     return _complete(counts_E, first.layer.layout, ("dp", "cp", "tp"))
 
 
+def _whole(routed: tuple[Routed, ...], counts_E: Tensor | None) -> Tensor:
+    """Return the counts of the whole step: those that are given, else of these routings."""
+    if counts_E is None:
+        return total_counts(*routed)
+    experts = routed[0].layer.config.num_experts
+    if counts_E.shape != (experts,):
+        raise ValueError(
+            f"counts_E of shape {tuple(counts_E.shape)}: expected one count for each of "
+            f"the {experts} experts, as total_counts(*routings) gives them"
+        )
+    return counts_E
+
+
 def _of_batch(
     routed: tuple[Routed, ...], counts_E: Tensor | None, *, by_sequence: bool = False
 ) -> Tensor:
@@ -152,7 +165,7 @@ def _of_batch(
     `n` is the number of tokens among which slots are counted.
     """
     first = _first(routed)
-    whole_E = total_counts(*routed) if counts_E is None else counts_E
+    whole_E = _whole(routed, counts_E)
     experts, choices = first.layer.config.num_experts, first.layer.config.top_k
     if by_sequence:
         totals = [_by_sequence(one) for one in routed]
@@ -233,6 +246,12 @@ def _first(routed: tuple[Routed, ...]) -> Routed:
     """Return the first; ValueError unless all are of one layer and one length."""
     if not routed:
         raise ValueError("expected the routings of a layer, of one forward at least")
+    for one in cast(tuple[object, ...], routed):
+        if not isinstance(one, Routed):
+            raise TypeError(
+                f"expected what `keep_routings` kept, not {type(one).__name__}: "
+                "load_balance_loss(*routings) for all forwards of one layer"
+            )
     first = routed[0]
     for one in routed[1:]:
         if one.layer is not first.layer:

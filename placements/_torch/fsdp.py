@@ -41,6 +41,7 @@ class ShardedGroup(NamedTuple):
     mesh: Any  # the DeviceMesh over whose ranks gradients are reduced
     divides_by: float | None  # None: by the number of ranks
     reduce_dtype: Any
+    waits: bool  # this backward is told to leave the sum to a later one
 
 
 def mesh_for_a_parameter() -> Callable[[Any, Any], Any] | None:
@@ -135,6 +136,8 @@ def _described(group: Any) -> ShardedGroup:
         group.gradient_divide_factor,
         # A group has one for all; that of the group itself is gone in 2.15.
         group.fsdp_params[0].mp_policy.reduce_dtype,
+        not group.reduce_grads
+        or (group.mesh_info.mesh.ndim == 2 and not group.all_reduce_grads),
     )
 
 
@@ -143,6 +146,7 @@ def has_groups_of_parameters() -> bool:
     kind = inside(f"{_GROUPS}.FSDPParamGroup")
     one = inside(f"{_PACKAGE}._fsdp_param.FSDPParam")
     asked = {"fsdp_params", "modules", "mesh_info", "gradient_divide_factor"}
+    asked |= {"reduce_grads", "all_reduce_grads"}
     places = inside(f"{_PACKAGE}._fsdp_param.ParamModuleInfo").__dataclass_fields__
     methods = (*INSIDE_A_GROUP, "post_backward")
     return (

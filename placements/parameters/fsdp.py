@@ -22,6 +22,7 @@ from placements._torch import (
     unseen,
 )
 from placements.parameters.held import Held, Meshes, all_parameters, meshes_or_current
+from placements.parameters.stale import mark_replaced, refuse_stale
 from placements.runtime.errors import refused
 from placements.runtime.state import suspended
 from placements.types.axis import R
@@ -76,11 +77,9 @@ def fully_shard(
     with unseen(), suspended():
         held = [h for h in all_parameters(call, module, known) if h.tensor not in ignored]
         below = _sharded_below(module)
-        plans = {
-            cast(nn.Parameter, one.tensor): _plan(one, shard, copies)
-            for one in held
-            if id(one.tensor) not in below
-        }
+        held = [one for one in held if id(one.tensor) not in below]
+        refuse_stale(call, module, held)
+        plans = {cast(nn.Parameter, h.tensor): _plan(h, shard, copies) for h in held}
         if all(mesh.num_ranks == 1 and mesh.device_mesh is None for mesh in known):
             return module
         options: dict[str, Any] = {
@@ -91,6 +90,7 @@ def fully_shard(
         }
         options = {name: value for name, value in options.items() if value is not None}
         _apply(module, plans, known[0], options)
+        mark_replaced(module, held)
     return module
 
 

@@ -25,6 +25,7 @@ from placements.parameters.held import (
     ranks_of,
     trained_parameters,
 )
+from placements.parameters.stale import refuse_waiting
 from placements.runtime import tags
 from placements.runtime.callsite import caller
 from placements.runtime.dtensors import axes_with, local_part
@@ -148,8 +149,9 @@ def gradient_type(held: Held, call: str) -> TensorType:
 def handled_axes(call: str, held: Held, tensor: Tensor) -> dict[str, AxisType]:
     """Return the types of a parameter or gradient on the axes that a DTensor handles.
 
-    Raises PlacementError if it is cut along ranks that do not hold the same values.
+    Raises PlacementError if ranks with other values share it, or FSDP2 holds it back.
     """
+    refuse_waiting(call, held)
     try:
         handled = local_part(tensor, held.type.mesh)[1]
     except ValueError as error:
@@ -201,16 +203,12 @@ def _with(known: TensorType, types: Mapping[str, AxisType]) -> TensorType:
 
 def _partial_dtensor(call: str, name: str, axis: str) -> PlacementError:
     return refused(
-        call,
-        f"the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
-        name=name,
-        axis=axis,
-        expected="Replicate or Shard",
-        actual="Partial",
+        call, f"the gradient of {name!r} is a DTensor that is Partial on axis {axis!r}",
+        name=name, axis=axis, expected="Replicate or Shard", actual="Partial",
         rule="a sum that DTensor has put off is DTensor's to do: its placements would "
         "still say Partial after another",
         advice="p.grad = p.grad.redistribute(placements=p.placements) before this call",
-    )
+    )  # fmt: skip
 
 
 def refuse_frozen(call: str, module: nn.Module, meshes: Meshes) -> None:

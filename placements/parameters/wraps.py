@@ -75,6 +75,7 @@ def _group_reduces(group: ShardedGroup) -> None:
         for one in _in_group(group):
             if group.reduce_dtype is not None:
                 tags.put_reduce_dtype(one.tensor, group.reduce_dtype)
+            tags.put_waits(one.tensor, group.waits and one.tensor.requires_grad)
             _comes_after(one.tensor.grad)
 
 

@@ -39,6 +39,11 @@ _OF_A_LEAF = "_placements_of_a_leaf"  # on a tensor that was read as the gradien
 # On a parameter that others reduce: in which dtype FSDP2 does, over which ranks DDP does.
 _REDUCE_DTYPE = "_placements_reduce_dtype"
 _SUMMED_RANKS = "_placements_summed_ranks"
+# On a parameter that FSDP2 holds back a gradient of; on one that sharding replaced, its
+# name, and on the one in its place.
+_WAITS = "_placements_waits"
+_REPLACED = "_placements_replaced"
+_REPLACEMENT = "_placements_replacement"
 # On the node of an autograd.Function in the graph: the types that its forward had.
 FUNCTION = "_placements_function"
 # On memory: how often a checked op wrote it (torch counts for a tensor and its views, but
@@ -181,6 +186,30 @@ def put_summed_ranks(parameter: Tensor, ranks: frozenset[int]) -> None:
 
 def summed_ranks(parameter: Tensor) -> frozenset[int] | None:
     return getattr(parameter, _SUMMED_RANKS, None)
+
+
+def put_waits(parameter: Tensor, waits: bool) -> None:
+    """Remember whether FSDP2 holds back a gradient until a later backward."""
+    if waits or hasattr(parameter, _WAITS):
+        setattr(parameter, _WAITS, waits)
+
+
+def waits(parameter: Tensor) -> bool:
+    return getattr(parameter, _WAITS, False)
+
+
+def put_replaced(parameter: Tensor, name: str, by: Tensor) -> None:
+    """Remember that sharding put another tensor in the place of a parameter."""
+    setattr(parameter, _REPLACED, name)
+    setattr(by, _REPLACEMENT, True)
+
+
+def replaced(parameter: Tensor) -> str | None:
+    return getattr(parameter, _REPLACED, None)
+
+
+def is_replacement(parameter: Tensor) -> bool:
+    return getattr(parameter, _REPLACEMENT, False)
 
 
 def declarations(module: nn.Module) -> Mapping[str, "Declaration"]:

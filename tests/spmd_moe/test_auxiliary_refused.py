@@ -223,6 +223,16 @@ def test_layers_are_not_put_together() -> None:
         z_loss()
 
 
+@pytest.mark.parametrize("loss", [load_balance_loss, sequence_balance_loss, z_loss])
+def test_what_is_no_routing_or_no_count_is_refused_in_words(loss: Any) -> None:
+    routings = routed_of(MoE(CONFIG), torch.randn(2, 5, 8))
+    for wrong in (routings, routings[0].routing):  # the list itself; what a router returns
+        with pytest.raises(TypeError, match=r"expected what `keep_routings` kept"):
+            loss(wrong)
+    with pytest.raises(ValueError, match="one count for each of the"):
+        loss(*routings, counts_E=torch.ones(CONFIG.num_experts + 1, dtype=torch.int64))
+
+
 def test_tokens_without_sequences_have_no_loss_by_sequence() -> None:
     moe = MoE(CONFIG)
     kept = routed_of(moe, torch.randn(5, 8))
