@@ -9,6 +9,7 @@ again, and has to be the same to the last bit.
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,7 +140,16 @@ class Chain:
             wait_for(going_on, PATIENCE, f"{moment}: the run goes on")
             sent = time.monotonic()
             os.kill(run.pid, signal.SIGTERM)
-        _, error = run.communicate(timeout=TIMEOUT + SLACK)
+        # A rank heeds SIGTERM, and is missed by others, when it has imported torch: how
+        # long that takes is up to the machine, as it is until a moment comes.
+        longest = TIMEOUT + SLACK + (PATIENCE if moment.phase == "start" else 0.0)
+        try:
+            _, error = run.communicate(timeout=longest)
+        except subprocess.TimeoutExpired:
+            lasting = {pid: (state_of(pid), waits_in(pid)) for pid in (run.pid, *ranks)}
+            raise AssertionError(
+                f"{moment}: not ended after {longest:g} s; (state, waits in) {lasting}"
+            ) from None
         return run.returncode, error, time.monotonic() - sent
 
     def _check_told(self, moment: Moment, ranks: list[int], code: int, error: str) -> None:
@@ -185,6 +195,14 @@ def is_new(path: Path, began: float) -> bool:
         return path.stat().st_mtime > began
     except FileNotFoundError:
         return False
+
+
+def waits_in(pid: int) -> str:
+    """Return the place in Linux where a process waits; "0" if it runs."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return ""
 
 
 def is_harmless(moment: Moment) -> bool:
