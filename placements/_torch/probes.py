@@ -8,8 +8,6 @@ everything that is missing in one error.
 - "simulating": `run_ranks` on simulated ranks.
 - "drawing": the law of call forms.
 - "saving": checkpoints in pieces.
-)  # fmt: skip
-
 - "sharding": `fully_shard`, and the look at what FSDP2 does around typed modules.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
