@@ -49,10 +49,11 @@ class Trainer:
             self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
             for block in (*self.model.blocks, self.model) if fsdp else ():
                 fully_shard(block, meshes=self.meshes)
-        for block in self.model.blocks if backend is not None else ():
-            # Of the forward alone: FSDP2 gathers in hooks around it, which no graph has.
-            compiled: Any = torch.compile(block.forward, fullgraph=True, backend=backend)
-            block.forward = compiled
+        if backend is not None:
+            compiled = cast(Any, torch).compile
+            for block in self.model.blocks:
+                # The forward alone: FSDP2 gathers in hooks around it, which no graph has.
+                block.forward = compiled(block.forward, fullgraph=True, backend=backend)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:

@@ -121,7 +121,10 @@ class Chain:
             return any(is_new(path, began) for path in self.directory.glob(".unfinished-*"))
 
         began, resumed_at = time.time(), self.last_saved()
-        wait_for(is_here, PATIENCE, f"{moment}")
+        try:
+            wait_for(is_here, PATIENCE, f"{moment}")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; {waiting(run.pid)}") from None
         time.sleep(moment.delay)
         return ranks_of(run.pid)
 
@@ -146,9 +149,8 @@ class Chain:
         try:
             _, error = run.communicate(timeout=longest)
         except subprocess.TimeoutExpired:
-            lasting = {pid: (state_of(pid), waits_in(pid)) for pid in (run.pid, *ranks)}
             raise AssertionError(
-                f"{moment}: not ended after {longest:g} s; (state, waits in) {lasting}"
+                f"{moment}: not ended after {longest:g} s; {waiting(run.pid)}"
             ) from None
         return run.returncode, error, time.monotonic() - sent
 
@@ -197,12 +199,14 @@ def is_new(path: Path, began: float) -> bool:
         return False
 
 
-def waits_in(pid: int) -> str:
-    """Return the place in Linux where a process waits; "0" if it runs."""
-    try:
-        return Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return ""
+def waiting(launcher: int) -> str:
+    """Say what a launcher and its ranks are at: starved ones run, hanging ones sleep."""
+    found: list[str] = []
+    for pid in (launcher, *ranks_of(launcher)):
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        place = Path(f"/proc/{pid}/wchan").read_text()
+        found.append(f"{pid}: {state_of(pid)} in {place}, {sum(map(int, times))} ticks")
+    return "; ".join(found)
 
 
 def is_harmless(moment: Moment) -> bool:
