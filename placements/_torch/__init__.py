@@ -19,6 +19,7 @@ from placements._torch.distributed import has_backend as has_backend
 from placements._torch.distributed import isolate_threads as isolate_threads
 from placements._torch.distributed import set_distributed_globals as set_distributed_globals
 from placements._torch.distributed import set_global_rank as set_global_rank
+from placements._torch.distributed import timeout_of as timeout_of
 from placements._torch.distributed import unregister_groups as unregister_groups
 from placements._torch.distributed import world as world
 from placements._torch.fsdp import HANDS_THROUGH as HANDS_THROUGH

@@ -3,6 +3,7 @@
 # pyright: reportUnknownVariableType=false
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ functional: Any = torch.ops._c10d_functional
 
 # The function by which every collective of Python objects makes tensors of them.
 OBJECT_TO_TENSOR = "_object_to_tensor"
+
+# The timeout in the options of a backend.
+TIMEOUT = "_timeout"
 
 # What torch.distributed keeps once per process; the simulator has it once per rank.
 _GLOBALS = ("_world", "_backend", "_default_pg_init_method")
@@ -49,6 +53,15 @@ def groups_of(device_mesh: Any) -> list[Any]:
     if registry is None:
         raise unsupported(["DeviceMesh._pg_registry (to keep the groups of a mesh)"])
     return list(registry.values())
+
+
+def timeout_of(group: Any, device_type: str) -> timedelta | None:
+    """Return how long ranks of a group wait for each other; None if that is not said.
+
+    The backend of simulated ranks has no timeout: it sees a deadlock at once.
+    """
+    options = getattr(group._get_backend(torch.device(device_type)), "options", None)
+    return getattr(options, TIMEOUT, None)
 
 
 def unregister_groups() -> None:

@@ -8,8 +8,6 @@ everything that is missing in one error.
 - "simulating": `run_ranks` on simulated ranks.
 - "drawing": the law of call forms.
 - "saving": checkpoints in pieces.
-)  # fmt: skip
-
 - "sharding": `fully_shard`, and the look at what FSDP2 does around typed modules.
 - "peers": second opinions, DTensor and functional collectives on a fake process group.
 """
@@ -31,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from placements._torch import guarded
 from placements._torch.bodies import body_of
-from placements._torch.distributed import OBJECT_TO_TENSOR, functional
+from placements._torch.distributed import OBJECT_TO_TENSOR, TIMEOUT, functional
 from placements._torch.fsdp import (
     HANDS_THROUGH,
     has_groups_of_parameters,
@@ -155,6 +153,13 @@ def _can_bind_apply() -> bool:
 def _has_group_methods() -> bool:
     wanted = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "send")
     return not dist.is_available() or all(n in vars(dist.ProcessGroup) for n in wanted)
+
+
+def _says_timeouts() -> bool:
+    if not dist.is_available():
+        return True
+    options = inside("torch._C._distributed_c10d.Backend.Options")
+    return hasattr(dist.ProcessGroup, "_get_backend") and hasattr(options, TIMEOUT)
 
 
 def _makes_tensors_of_objects() -> bool:
@@ -367,6 +372,8 @@ SHARDING: tuple[Use, ...] = (
         "which ranks", has_groups_of_parameters),
     _is_there(f"{_FSDP}._fsdp_param_group.{HANDS_THROUGH}", "keep the types of inputs"),
     _is_there(f"{_FSDP}._fsdp_init._get_mesh_info", "name the copies and shards of a mesh"),
+    Use("ProcessGroup._get_backend, Backend.Options._timeout", "give groups the timeout "
+        "of others", _says_timeouts),
     Use("DistributedDataParallel._comm_hooks", "see whether DDP sums", keeps_hooks_of_ddp),
 )  # fmt: skip
 

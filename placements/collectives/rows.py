@@ -87,8 +87,10 @@ def to_local(index: Tensor, axis: str, extent: Extent) -> tuple[Tensor, Tensor]:
 
 def _tag_like(result: Tensor, index: Tensor, becomes: Index | None = None) -> None:
     """Give the result the type of the index: an axis of size 1 changes nothing."""
+    if current.mode is None:
+        return
     known = tags.get(index)
-    if current.mode is not None and known is not None:
+    if known is not None:
         tags.put(result, known.with_index(becomes or known.index))
 
 

@@ -21,6 +21,7 @@ from placements._torch import (
     require,
     unseen,
 )
+from placements.parameters.fsdp_meshes import mesh_over
 from placements.parameters.held import Held, Meshes, all_parameters, meshes_or_current
 from placements.parameters.stale import mark_replaced, refuse_stale
 from placements.runtime.errors import refused
@@ -172,69 +173,9 @@ def _plan(held: Held, shard: Sequence[str], copies: Mapping[str, int]) -> Plan |
         for axis in mesh.axes
         if (axis in shard or axis in copies) and held.type[axis] == R
     ]
-    device_mesh = _mesh_over(mesh, axes, copies)
+    device_mesh = mesh_over(mesh, axes, copies)
     shards = device_mesh.size(device_mesh.ndim - 1)
     return Plan(device_mesh, shard_dim(tuple(held.tensor.shape), shards))
-
-
-def _mesh_over(mesh: Mesh, axes: Sequence[str], copies: Mapping[str, int]) -> DeviceMesh:
-    """Return the mesh for FSDP2 over these axes: (copies, shards), or shards alone.
-
-    One object for the same question: process groups are made once, and FSDP2 groups
-    parameters by it.
-    """
-    key = "fully_shard", *((axis, copies.get(axis, 1)) for axis in axes)
-    made = mesh.regrouped.get(key)
-    if made is None or not _has_groups(made):
-        made = mesh.regrouped[key] = _made(mesh, axes, copies)
-    return made
-
-
-def _has_groups(device_mesh: DeviceMesh) -> bool:
-    """Return whether its process groups are there: a mesh may outlive them."""
-    try:
-        device_mesh.get_group(0)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _made(mesh: Mesh, axes: Sequence[str], copies: Mapping[str, int]) -> DeviceMesh:
-    device_mesh = mesh.device_mesh
-    assert device_mesh is not None
-    outer = [axis for axis in axes if copies.get(axis, 1) == mesh.sizes[axis]]
-    inner = [axis for axis in axes if copies.get(axis, 1) == 1]
-    if len(inner) == 1 and [*outer, *inner] == [*axes] and len(outer) <= 1:
-        return device_mesh[(*outer, *inner)]  # the mesh has these groups already
-    return _regrouped(mesh, device_mesh, axes, copies)
-
-
-def _regrouped(
-    mesh: Mesh, device_mesh: DeviceMesh, axes: Sequence[str], copies: Mapping[str, int]
-) -> DeviceMesh:
-    """Make a mesh of the same ranks with one dim for all copies and one for all shards."""
-    sizes: list[int] = []
-    kinds: list[str] = []
-    for axis, size in mesh.sizes.items():
-        count = copies.get(axis, 1) if axis in axes else 1
-        sizes += [count, size // count]
-        kinds += ["copies", "shards"] if axis in axes else ["rest", "rest"]
-    order = [
-        dim
-        for kind in ("rest", "copies", "shards")
-        for dim, k in enumerate(kinds)
-        if k == kind
-    ]
-    ranks = device_mesh.mesh.reshape(sizes).permute(order)
-    number = {kind: 1 for kind in ("copies", "shards")}
-    for kind, size in zip(kinds, sizes, strict=True):
-        if kind != "rest":
-            number[kind] *= size
-    ranks = ranks.reshape(-1, number["copies"], number["shards"])
-    name = "_".join(axes) or "one"
-    names = ("others", f"{name}_copies", f"{name}_shards")
-    regrouped = DeviceMesh(device_mesh.device_type, ranks, mesh_dim_names=names)
-    return regrouped[names[1:]] if number["copies"] > 1 else regrouped[names[2]]
 
 
 def _apply(
@@ -247,7 +188,7 @@ def _apply(
     meshes = [plan.device_mesh for plan in plans.values() if plan is not None]
     assert mesh.device_mesh is not None
     if not meshes:
-        main = _mesh_over(mesh, [a for a in mesh.axes if a in DATA_AXES], {})
+        main = mesh_over(mesh, [a for a in mesh.axes if a in DATA_AXES], {})
     else:
         main = max(meshes, key=meshes.count)
     others: list[DeviceMesh] = []

@@ -79,6 +79,7 @@ class Scoped(Generic[T]):
             yield
         finally:
             scope.is_open = False
+            self.open_scope()  # compiled code need not look past what has ended
 
 
 class HeldAtOnce(Block[T]):
@@ -123,6 +124,7 @@ class HeldAtOnce(Block[T]):
             yield self._value
         finally:
             self.scope.is_open = False
+            self.of.open_scope()
 
     def __call__(self, function: object) -> NoReturn:
         self.scope.is_open = False

@@ -26,6 +26,7 @@ examples:
   spmd-moe train --mesh dp=2,tp=2,ep=2,sp=on       four processes, by torch's launcher
   spmd-moe train --mesh tp=2,ep=2 --compare        the one-device twin beside it, and a plot
   spmd-moe train --mesh tp=2 --verify 10           types and values checked every 10 steps
+  spmd-moe train --mesh dp=2,ep=2 --fsdp --compile aot_eager
   spmd-moe train --mesh dp=2,tp=2,ep=2 --checkpoint run
   spmd-moe train --mesh tp=2 --checkpoint run --resume --steps 400      on another mesh
   torchrun --nproc-per-node 4 -m spmd_moe train --mesh dp=2,tp=2,ep=2   inside a job
@@ -82,6 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue from the last checkpoint, on this mesh or another")
     add("--fsdp", action="store_true",
         help="shard parameters, gradients and moments over dp and edp, by FSDP2")
+    add("--compile", nargs="?", const="inductor", metavar="BACKEND",
+        help="compile the blocks by torch.compile (%(const)s); checked steps are not")
     add("--verify", type=int, default=0, metavar="N",
         help="check types and values, by verify(), every N steps")
     add("--compare", nargs="?", const="losses.png", metavar="PNG",

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Generator
@@ -23,6 +24,9 @@ from spmd_moe.training.meeting import check_port
 from spmd_moe.training.recipe import FIELDS, Recipe
 from spmd_moe.training.text import batch_of
 from spmd_moe.training.world import LAST_PORT, World, tasks_for_srun
+
+# Of torch.compile; the last two trace, and run the graph as eager mode would.
+_BACKENDS = ("inductor", "aot_eager", "eager")
 
 LONGEST = 86_400  # seconds that a rank may wait for another
 
@@ -51,6 +55,8 @@ def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> 
         check_port(args.port)
     if args.compare is not None:
         _check_plot(args.compare)
+    if args.compile is not None:
+        _check_backend(args.compile)
     given = {
         name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None
     }
@@ -75,7 +81,7 @@ def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> 
         recipe=recipe, parallel=parallel, mesh=print_parallel(parallel), steps=args.steps,
         checkpoint=args.checkpoint, save_every=args.save_every, keep=args.keep,
         resume=resume and str(resume), verify_every=args.verify, compare=args.compare,
-        log=log, timeout=args.timeout, fsdp=args.fsdp,
+        log=log, timeout=args.timeout, fsdp=args.fsdp, backend=args.compile,
     )  # fmt: skip
 
 
@@ -86,10 +92,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise BadInput(f"{option} is {getattr(args, name)}; give at least {least}")
     if args.port is not None and not 1 <= args.port <= LAST_PORT:
         raise BadInput(f"--port is {args.port}; give one from 1 to {LAST_PORT}")
-    if args.fsdp and args.verify:
-        raise BadInput(
-            "--verify compares whole parameters, and --fsdp shards them: use one of both"
-        )
     if not 0.001 <= args.timeout <= LONGEST:
         raise BadInput(f"--timeout is {args.timeout}; give seconds, up to {LONGEST}")
 
@@ -125,6 +127,18 @@ def _check_plot(path: str) -> None:
             f"--compare needs matplotlib, which cannot be imported ({error}): "
             "pip install 'spmd-moe[plot]'"
         ) from None
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in _BACKENDS:
+        raise BadInput(f"--compile {backend}: give one of {', '.join(_BACKENDS)}")
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    if backend == "inductor" and not any(map(shutil.which, compilers)):
+        raise BadInput(
+            f"--compile inductor needs a C++ compiler, and {' or '.join(compilers)} is not "
+            "here: install one or name it in CXX, or give --compile aot_eager, which needs "
+            "none"
+        )
 
 
 def _fresh(given: dict[str, Any], parallel: Parallel) -> Recipe:

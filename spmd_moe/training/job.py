@@ -14,7 +14,8 @@ class Job:
 
     `mesh` is the text of the degrees of `parallel`. `resume` is the checkpoint to start
     from. `verify_every` and `save_every` count steps; 0 is never. `compare` is where the
-    plot beside one device goes. `fsdp` shards what ranks share.
+    plot beside one device goes. `fsdp` shards what ranks share. `backend` is that of
+    torch.compile; None is without.
     """
 
     recipe: Recipe
@@ -30,6 +31,7 @@ class Job:
     log: str | None = None
     timeout: float = 120.0
     fsdp: bool = False
+    backend: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -38,7 +38,9 @@ def train(job: Job, world: World, console: Console) -> None:
     """Train on this rank; rank 0 says how it went."""
     with heeding_sigterm() as is_asked, joined(world, job.timeout):
         meshes = meshes_of(job.parallel, job.timeout)
-        trainer = Trainer(job.recipe, job.parallel, *meshes, fsdp=job.fsdp)
+        trainer = Trainer(
+            job.recipe, job.parallel, *meshes, fsdp=job.fsdp, backend=job.backend
+        )
         compares = job.compare is not None and world.rank == 0
         twin = one_device(job.recipe) if compares else None
         start = _resume(job, trainer, twin)
@@ -138,6 +140,8 @@ def _summary(
         "tokens per second",
         "checked": checked,
     }
+    if job.backend is not None:
+        rows["compiled"] = f"the blocks, by {job.backend}, where nothing is checked"
     if job.directory is not None:
         rows["checkpoint"] = str(job.directory / manifest.name_of(end))
     if job.log is not None:

@@ -30,7 +30,8 @@ MAX_NORM = 1.0
 class Trainer:
     """A model and its optimizer. `dense` and `sparse` are meshes over the same ranks.
 
-    With `fsdp` the ranks that share a parameter hold a shard of it each.
+    With `fsdp` the ranks that share a parameter hold a shard of it each. `backend` is one
+    of torch.compile: each block is then compiled, as one graph.
     """
 
     def __init__(
@@ -41,19 +42,26 @@ class Trainer:
         sparse: Mesh,
         *,
         fsdp: bool = False,
+        backend: str | None = None,
     ) -> None:
         self.recipe, self.meshes = recipe, (dense, sparse)
         with set_current_mesh(dense):
             self.model = LanguageModel(recipe, parallel, sparse).to(DTYPES[recipe.dtype])
             for block in (*self.model.blocks, self.model) if fsdp else ():
                 fully_shard(block, meshes=self.meshes)
+        if backend is not None:
+            compiled = cast(Any, torch).compile
+            for block in self.model.blocks:
+                # The forward alone: FSDP2 gathers in hooks around it, which no graph has.
+                block.forward = compiled(block.forward, fullgraph=True, backend=backend)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr)
 
     def step(self, number: int, checking: AbstractContextManager[Any]) -> float:
         """Run step `number` and return the loss of its batch before the step.
 
-        Forward, backward and the sums over ranks run under `checking`; an optimizer keeps
-        tensors without a type, so its step does not.
+        Forward, backward and the sums over ranks run under `checking`, as written where it
+        is a checking block; an optimizer keeps tensors without a type, so its step does
+        not.
         """
         model, (dense, _) = self.model, self.meshes
         self.optimizer.zero_grad()

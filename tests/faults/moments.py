@@ -9,6 +9,7 @@ again, and has to be the same to the last bit.
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,7 +121,10 @@ class Chain:
             return any(is_new(path, began) for path in self.directory.glob(".unfinished-*"))
 
         began, resumed_at = time.time(), self.last_saved()
-        wait_for(is_here, PATIENCE, f"{moment}")
+        try:
+            wait_for(is_here, PATIENCE, f"{moment}")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; {waiting(run.pid)}") from None
         time.sleep(moment.delay)
         return ranks_of(run.pid)
 
@@ -139,7 +143,15 @@ class Chain:
             wait_for(going_on, PATIENCE, f"{moment}: the run goes on")
             sent = time.monotonic()
             os.kill(run.pid, signal.SIGTERM)
-        _, error = run.communicate(timeout=TIMEOUT + SLACK)
+        # A rank heeds SIGTERM, and is missed by others, when it has imported torch: how
+        # long that takes is up to the machine, as it is until a moment comes.
+        longest = TIMEOUT + SLACK + (PATIENCE if moment.phase == "start" else 0.0)
+        try:
+            _, error = run.communicate(timeout=longest)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{moment}: not ended after {longest:g} s; {waiting(run.pid)}"
+            ) from None
         return run.returncode, error, time.monotonic() - sent
 
     def _check_told(self, moment: Moment, ranks: list[int], code: int, error: str) -> None:
@@ -185,6 +197,16 @@ def is_new(path: Path, began: float) -> bool:
         return path.stat().st_mtime > began
     except FileNotFoundError:
         return False
+
+
+def waiting(launcher: int) -> str:
+    """Say what a launcher and its ranks are at: starved ones run, hanging ones sleep."""
+    found: list[str] = []
+    for pid in (launcher, *ranks_of(launcher)):
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        place = Path(f"/proc/{pid}/wchan").read_text()
+        found.append(f"{pid}: {state_of(pid)} in {place}, {sum(map(int, times))} ticks")
+    return "; ".join(found)
 
 
 def is_harmless(moment: Moment) -> bool:

@@ -85,7 +85,11 @@ def test_json_has_all_that_the_tables_show(capsys: pytest.CaptureFixture[str]) -
         ),
         ("--ranks 8", "--compare-meshes"),
         ("--compare-meshes --ranks 0", "at least 1"),
-        ("--compare-meshes --ranks 1048576", "at most 16384 are compared"),
+        ("--compare-meshes --ranks 1048576", "at most 256 are compared"),
+        (
+            "--compare-meshes --ranks 240 --experts 240 --hidden-dim 240",
+            "meshes, and at most 210 are compared",
+        ),
         ("--compare-meshes --ranks 4 --mesh tp=2", "at most cp, as --mesh cp=2"),
         ("--compare-meshes --ranks 4 --mesh sp=on", "at most cp, as --mesh cp=2"),
         ("--compare-meshes --scale-down", "--scale-down does not go with --compare-meshes"),

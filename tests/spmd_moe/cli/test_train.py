@@ -111,7 +111,7 @@ BAD_INPUT = {
     "--steps 0": "--steps is 0; give at least 1",
     "--keep 0": "--keep is 0; give at least 1",
     "--verify -1": "--verify is -1; give at least 0",
-    "--fsdp --verify 2": "--verify compares whole parameters, and --fsdp shards them",
+    "--compile tvm": "--compile tvm: give one of inductor, aot_eager, eager",
     "--timeout 0": "--timeout is 0.0; give seconds",
     "--port 0": "--port is 0; give one from 1 to 65535",
     "--resume": "--resume needs --checkpoint DIR",

@@ -117,18 +117,24 @@ def test_one_run_on_two_nodes_of_torchrun(tmp_path: Path, runs: list[Run]) -> No
     assert losses == pytest.approx(expected, rel=1e-12) and len(losses) == 3
 
 
-@pytest.mark.parametrize("more", [["--fsdp"], ["--dtype", "bfloat16"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--fsdp"],
+        ["--fsdp", "--verify", "2"],
+        ["--fsdp", "--compile", "aot_eager"],
+        ["--dtype", "bfloat16"],
+    ],
+    ids=" ".join,
+)
 def test_what_changes_the_step_does_not_change_the_losses(
     more: list[str], tmp_path: Path, runs: list[Run]
 ) -> None:
     """The command itself compares with one device, after a resume too."""
     train = ["train", "--checkpoint", str(tmp_path / "run"), *TWO_AXES]
-    train += [
-        "--compare",
-        str(tmp_path / "losses.png"),
-        *(more if "--fsdp" in more else []),
-    ]
-    for rest in ([*SMALL, *more, "--steps", "3"], ["--resume", "--steps", "6"]):
+    train += ["--compare", str(tmp_path / "losses.png")]
+    again = more if "--fsdp" in more else []  # a dtype is in the checkpoint
+    for rest in ([*SMALL, *more, "--steps", "3"], ["--resume", *again, "--steps", "6"]):
         run = started(*train, *rest)
         runs.append(run)
         out, error = run.communicate(timeout=TIME)

@@ -36,6 +36,7 @@ def seconds_of_groups(parallel: Parallel, fsdp: bool) -> dict[str, float]:
         (Parallel(dp=2, tp=2, ep=2), False),
         (Parallel(dp=2, tp=2, ep=2, etp=2), False),
         (Parallel(dp=2, tp=2, ep=2), True),
+        (Parallel(dp=2, tp=2, ep=2, etp=2), True),
     ],
 )
 def test_every_group_of_both_meshes_has_the_timeout(parallel: Parallel, fsdp: bool) -> None:
