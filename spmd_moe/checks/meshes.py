@@ -59,8 +59,8 @@ def feasible(config: MoEConfig, ranks: int, cp: int) -> list[Parallel]:
             found.append(parallel)
     if len(found) > MOST_MESHES:
         raise BadInput(
-            f"--ranks {ranks}: there are {len(found)} meshes, and at most {MOST_MESHES} are "
-            f"compared, as more would take long; {_ONE_BY_ONE}"
+            f"--ranks {ranks}: there are {len(found)} meshes, and at most "
+            f"{MOST_MESHES} are compared, as more would take long; {_ONE_BY_ONE}"
         )
     return found
 
