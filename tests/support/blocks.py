@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo  # whose stance a block replaces, too
 import torch.distributed.fsdp  # whose groups it looks at
+import torch.nn.attention.flex_attention  # whose makers of masks it replaces
 from torch import Tensor
 
 from placements import (
