@@ -120,9 +120,9 @@ def test_one_run_on_two_nodes_of_torchrun(tmp_path: Path, runs: list[Run]) -> No
 @pytest.mark.parametrize(
     "more",
     [
-        ["--fsdp"],
+        pytest.param(["--fsdp"], marks=pytest.mark.deep),
         ["--fsdp", "--verify", "2"],
-        ["--fsdp", "--compile", "aot_eager"],
+        pytest.param(["--fsdp", "--compile", "aot_eager"], marks=pytest.mark.deep),
         ["--dtype", "bfloat16"],
     ],
     ids=" ".join,
