@@ -53,6 +53,9 @@ from placements._torch.modules import held_by as held_by
 from placements._torch.modules import modules_below as modules_below
 from placements._torch.modules import registered_in as registered_in
 from placements._torch.modules import tensor_in as tensor_in
+from placements._torch.modules import (
+    when_optimizers_show_state as when_optimizers_show_state,
+)
 from placements._torch.probes import PARTS as PARTS
 from placements._torch.probes import require as require
 from placements._torch.schemas import NO_DEFAULT as NO_DEFAULT

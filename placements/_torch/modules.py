@@ -1,12 +1,13 @@
-"""Modules that are asked when torch converts or loads their state."""
+"""Modules and optimizers that are asked when torch converts, loads or shows their state."""
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar, Self
+from functools import partial, wraps
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from placements._torch.interception import unseen
 from placements._torch.probes import require
@@ -105,3 +106,22 @@ def modules_below(module: nn.Module) -> list[nn.Module]:
                     found.append(child)
                     seen.add(child)
     return found
+
+
+def when_optimizers_show_state(look: Callable[[Optimizer], None]) -> None:
+    """Call `look(optimizer)` before every `state_dict()` of an optimizer, from now on.
+
+    torch has hooks for one optimizer, which somebody would have to know of; who makes an
+    optimizer tells nobody.
+    """
+    original = cast(Any, Optimizer).state_dict
+    if getattr(original, "looks", None) is not None:
+        return
+
+    @wraps(original)
+    def state_dict(self: Optimizer) -> Any:
+        look(self)
+        return original(self)
+
+    cast(Any, state_dict).looks = look
+    cast(Any, Optimizer).state_dict = state_dict

@@ -1,16 +1,20 @@
-"""What `torch.distributed.checkpoint` is told of a tensor in a plain `module.state_dict()`.
+"""What `torch.distributed.checkpoint` is told of a tensor in a plain `state_dict()`.
 
 It takes a plain tensor for one value that all ranks hold, and writes that of one rank. Of a
 parameter that is cut over ranks it would lose the other pieces, and say nothing. So the
-tensors of a state dict whose declared type cuts them say which pieces they are. They stay
-plain tensors: `torch.save`, `load_state_dict` and copies are as ever.
+tensors of a module's state dict whose declared type cuts them say which pieces they are.
+Those of an optimizer's refuse to be saved so: its state goes by the numbers of parameters,
+by which no other mesh could read it. They stay plain tensors: `torch.save`,
+`load_state_dict` and copies are as ever.
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from placements._torch import (
     CHUNK_LIST,
@@ -18,9 +22,12 @@ from placements._torch import (
     WRITE_ITEMS,
     chunk_list,
     groups,
+    held_by,
     part_of_dtensor,
+    pytree,
     shard_at,
     unseen,
+    when_optimizers_show_state,
     write_items,
 )
 from placements.runtime.declared import declared
@@ -38,26 +45,94 @@ _INSTEAD = "save sharded_state_dict(module, meshes=...) instead"
 
 def tell_checkpoints(module: nn.Module) -> None:
     """Have the state dict of a module say which pieces its tensors are; called once."""
-    cast(Any, module).register_state_dict_post_hook(_note_pieces)
+    cast(Any, module).register_state_dict_post_hook(_Teller(module))
+    when_optimizers_show_state(_tell_of_optimizer)
 
 
-def _note_pieces(module: nn.Module, state: Any, prefix: str, _: Any) -> None:
-    mesh = current_mesh()
-    if not (mesh and mesh.axes) and not _has_several_ranks():
-        return
+class _Teller:
+    """The hook of a module's state dict.
+
+    A copy of the module, or one that is unpickled, gets a hook that knows the copy.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        key = id(module)
+        self.module = weakref.ref(module, lambda _: _told.pop(key, None))
+        _told[key] = self.module
+
+    def __reduce__(self) -> Any:
+        return _Teller, (self.module(),)
+
+    def __call__(self, module: nn.Module, state: Any, prefix: str, _: Any) -> None:
+        if not _is_spread():
+            return
+        for name, told in _cut_by(module):
+            tensor = state.get(prefix + name)
+            if isinstance(tensor, Tensor):
+                told.written = weakref.ref(tensor)
+                setattr(tensor, WRITE_ITEMS, told.write_items)
+                setattr(tensor, CHUNK_LIST, told.chunk_list)
+                setattr(tensor, SHARD, told.shard)
+
+
+# The modules that have one, by their ids: an optimizer knows parameters alone.
+_told: dict[int, weakref.ref[nn.Module]] = {}
+
+
+def _cut_by(module: nn.Module) -> Iterator[tuple[str, "_Told"]]:
+    """Yield the names of a module's own tensors whose declared type cuts them."""
     said: Any = vars(module).get("meshes", ())
     stated = cast(tuple[Any, ...], said if isinstance(said, tuple) else ())
-    sure = [one for one in (*stated, mesh) if isinstance(one, Mesh)]
+    sure = [one for one in (*stated, current_mesh()) if isinstance(one, Mesh)]
     for name, types in declarations(module).items():
-        tensor = state.get(prefix + name)
-        if isinstance(tensor, Tensor) and any(
-            as_axis_type(t).letter in "SVP" for t in types.values()
-        ):
-            told = _Told(types, sure)
-            told.written = weakref.ref(tensor)
-            setattr(tensor, WRITE_ITEMS, told.write_items)
-            setattr(tensor, CHUNK_LIST, told.chunk_list)
-            setattr(tensor, SHARD, told.shard)
+        if any(as_axis_type(t).letter in "SVP" for t in types.values()):
+            yield name, _Told(types, sure)
+
+
+def _tell_of_optimizer(optimizer: Optimizer) -> None:
+    """Have the state of parameters that are cut refuse to be saved as it is."""
+    cut: dict[int, tuple[str, _Told]] = {}
+    for reference in list(_told.values()) if _is_spread() else ():
+        module = reference()
+        for name, told in () if module is None else _cut_by(module):
+            _, parameter = held_by(cast(nn.Module, module), name)
+            cut[id(parameter)] = name, told
+    for parameter, kept in optimizer.state.items():
+        name, told = cut.get(id(parameter), ("", None))
+        why = "" if told is None else told.why_cut(name, parameter)
+        for tensor in pytree.tree_leaves(kept):
+            if isinstance(tensor, Tensor) and (tensor.dim() or not parameter.dim()):
+                _have_refused(tensor, why)
+
+
+def _have_refused(tensor: Tensor, why: str) -> None:
+    """Have a tensor refuse to be saved or loaded by a planner; not any more without why."""
+    if why:
+        refusing = _Refusing(why)
+        setattr(tensor, WRITE_ITEMS, refusing.write_items)
+        setattr(tensor, CHUNK_LIST, refusing.chunk_list)
+    elif isinstance(getattr(vars(tensor).get(WRITE_ITEMS), "__self__", None), _Refusing):
+        delattr(tensor, WRITE_ITEMS)
+        delattr(tensor, CHUNK_LIST)
+
+
+class _Refusing:
+    """What the state of a parameter that is cut answers to the planner of a checkpoint."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def write_items(self, name: str, _: Tensor) -> list[Any]:
+        raise ValueError(
+            f"{name!r} is state of an optimizer, and {self.why}: "
+            "save sharded_state_dict(module, optimizer, meshes=...) instead"
+        )
+
+    def chunk_list(self) -> list[Any]:
+        raise TypeError(  # torch gives another meaning to a ValueError
+            f"this tensor is state of an optimizer, and {self.why}: "
+            "load_sharded_state_dict(module, path, optimizer) reads what each rank holds"
+        )
 
 
 class _Told:
@@ -101,6 +176,16 @@ class _Told:
             "this tensor is the piece of one rank, and a checkpoint holds the whole; "
             "load_sharded_state_dict(module, path) reads what each rank holds"
         )
+
+    def why_cut(self, name: str, tensor: Tensor) -> str:
+        """Return why ranks hold different parts of a parameter; empty if they do not."""
+        try:
+            found = self._types(name, tuple(tensor.shape))
+        except ValueError as error:
+            return str(error).removesuffix(f": {_INSTEAD}")
+        cut = [(a, t) for one in found for a, t in one.items() if t.letter in "SV"]
+        over = [f"{t!r} on axis {a!r}" for a, t in cut if found[0].mesh.sizes.get(a) != 1]
+        return f"its parameter {name!r} is {over[0]}" if over else ""
 
     def _pieces(self, name: str, tensor: Tensor) -> tuple[tuple[int, ...], list[Box]]:
         """Return the size of the global tensor, and what this rank holds of it."""
@@ -146,6 +231,12 @@ class _Told:
             return []
         known = [*self.sure, *live_meshes()]
         return [mesh for mesh in known if _is_over_all_ranks(mesh)]
+
+
+def _is_spread() -> bool:
+    """Return whether a tensor here may be one of several pieces."""
+    mesh = current_mesh()
+    return bool(mesh and mesh.axes) or _has_several_ranks()
 
 
 def _has_several_ranks() -> bool:
