@@ -33,7 +33,7 @@ def measure() -> list[Result]:
         times = medians(
             {"eager": Candidate(lambda: step(moe)), "c": Candidate(lambda: step(compiled))},
             calls=2,
-            rounds=31,
+            rounds=5,
         )
     graphs = counters["stats"]["unique_graphs"]
     breaks = sum(counters["graph_break"].values())

@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from placements.runtime.forgotten import parted
-from placements.verification.logs import (
-    Log,
-    Positions,
-    Question,
-    entries_along,
-    program_order,
-)
+from placements.verification.logs import Log, Positions, Question, entries_along
 
 
 class Parting(NamedTuple):
@@ -27,12 +21,10 @@ class Parting(NamedTuple):
     text: str
 
 
-def different_branches(logs: Mapping[int, Log]) -> list[str]:
+def different_branches(logs: Mapping[int, Log], at: Positions) -> list[str]:
     """Return what ranks asked alike and answered differently, once for each line."""
-    asked = any(isinstance(one, Question) for log in logs.values() for one in log.entries)
-    parted_at = partings(logs, program_order(logs)) if asked else []
     first: dict[tuple[str, str], str] = {}
-    for one in parted_at:
+    for one in partings(logs, at):
         first.setdefault((one.where, one.axis), one.text)
     return list(dict.fromkeys(first.values()))
 

@@ -31,16 +31,16 @@ from placements.verification.random_state import draw_lies
 
 def verdict(logs: Mapping[int, Log]) -> tuple[PlacementError | None, list[str]]:
     """Return the first lie; without one, where ranks took different branches."""
-    lie = first_lie(logs)
-    return lie, [] if lie is not None else different_branches(logs)
+    at = program_order(logs)
+    lie = first_lie(logs, at)
+    return lie, [] if lie is not None else different_branches(logs, at)
 
 
-def first_lie(logs: Mapping[int, Log]) -> PlacementError | None:
+def first_lie(logs: Mapping[int, Log], at: Positions) -> PlacementError | None:
     """Return the first claim in program order that the ranks' logs contradict.
 
     If ranks of its axis parted before it, the error names the branch.
     """
-    at = program_order(logs)
     lies = sorted([*_lies(logs, at), *draw_lies(logs, at)], key=lambda lie: lie.position)
     if not lies:
         return _without_gradient(logs)
