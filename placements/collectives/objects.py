@@ -5,8 +5,10 @@ because more small collectives would cost more than the training step; what is l
 follows.
 """
 
+import gc
 import zlib
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import torch
@@ -67,7 +69,7 @@ def judged(mesh: Mesh | None, value: T, judge: Callable[[dict[int, T]], V]) -> V
         if mesh.num_ranks != dist.get_world_size():
             groups = [mesh.group(axis) for axis in mesh.axes]
     groups = [group for group in groups if dist.get_world_size(group) > 1]
-    with unseen(), suspended(), torch.no_grad():
+    with unseen(), suspended(), torch.no_grad(), _no_collection:
         # Over one axis after the other, as long as this rank is the first of its group.
         asked = 0
         for group in groups:
@@ -89,6 +91,35 @@ def judged(mesh: Mesh | None, value: T, judge: Callable[[dict[int, T]], V]) -> V
     if error is not None:
         raise error
     return said
+
+
+class _NoCollection:
+    """Let Python look for no garbage meanwhile; ranks may be threads of one process.
+
+    What is gathered lives until it is judged, and is no garbage. It is many small objects,
+    which make Python look through everything that the program holds, several times.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._was_on:
+                gc.enable()
+
+
+_no_collection = _NoCollection()
 
 
 def _at_first(known: dict[int, T], group: Any, device: str) -> dict[int, T]:

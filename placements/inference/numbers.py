@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 from placements.inference.nested import NESTS, leaves
@@ -124,11 +125,11 @@ _OPERATORS: dict[str, tuple[str, Linearity | None]] = {
 }  # fmt: skip
 
 
+@cache
 def _letter(name: str, left: str, right: str) -> str:
-    _, linearity = _OPERATORS[name]
-    if linearity is None:
-        return join(LINEAR, [left], [right]).gives or "V"
-    return join(linearity, [left, right]).gives or "V"
+    linearity = _OPERATORS[name][1]
+    found = join(linearity, [left, right]) if linearity else join(LINEAR, [left], [right])
+    return found.gives or "V"
 
 
 def _combined(name: str, left: Any, right: Any) -> Any:
@@ -165,9 +166,9 @@ def _divided(size: Facts, by: Any) -> Cuts:
     """Return the cuts of `size // by`: where nothing is left over, the quotients add up."""
     if by.__class__ is not int or by < 1:
         return ()
-    parts = [(axis, extent.divided(by)) for axis, extent in size.cuts]
+    parts = ((axis, extent.divided(by)) for axis, extent in size.cuts)
     cuts = tuple((axis, part) for axis, part in parts if part is not None)
-    return cuts if len(cuts) == len(parts) else ()
+    return cuts if len(cuts) == len(size.cuts) else ()
 
 
 def _all_varying(facts: Facts) -> tuple[tuple[str, str], ...]:
@@ -332,8 +333,7 @@ class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOve
 
 RankNumber: TypeAlias = RankInt | RankFloat
 
-# A set, because the hot path asks by class.
-RANK_NUMBERS = frozenset({RankInt, RankFloat})
+RANK_NUMBERS = frozenset({RankInt, RankFloat})  # a set: the hot path asks by class
 
 
 def numbers_in(value: Any) -> Iterator[RankNumber]:
