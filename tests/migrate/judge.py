@@ -94,9 +94,7 @@ def _on_rank(program: Program, of: Any, by: str, words: str) -> Found:
         results = _listed(program(**parts))
     # The cotangent of each result, cut as the dual of its type says; outside of the checkers.
     seeded = [
-        (y, w)
-        for y, w in zip(results, _cotangents(of), strict=True)
-        if y.requires_grad
+        (y, w) for y, w in zip(results, _cotangents(of), strict=True) if y.requires_grad
     ]
     with _running(PLAIN, words):
         if seeded:
@@ -120,9 +118,7 @@ def _whole_results(of: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
         for name, x in of.INPUTS.items()
     }
     results = _listed(of.program(**inputs))
-    seeded = [
-        (y, _weights(k, y)) for k, y in enumerate(results) if y.requires_grad
-    ]
+    seeded = [(y, _weights(k, y)) for k, y in enumerate(results) if y.requires_grad]
     if seeded:
         torch.autograd.backward([y for y, _ in seeded], [w for _, w in seeded])
     gradients = {
@@ -215,7 +211,9 @@ def forward_verdict(pattern: Pattern) -> Verdict:
     return Verdict(f"finds it ({differs})" if seen else f"passes; wrong is {differs}")
 
 
-def adjoint_verdict(pattern: Pattern, words: str, program: Program | None = None) -> Verdict:
+def adjoint_verdict(
+    pattern: Pattern, words: str, program: Program | None = None
+) -> Verdict:
     """Ask `check_adjoint` about an unmodified program."""
     of = pattern.of_one_device
     wrong = program or pattern.wrong(words)
@@ -250,10 +248,14 @@ def _asked(pattern: Pattern, wrong: Program, words: str, by: str) -> Verdict:
             is_refusal = isinstance(error, PlacementError)
         else:
             is_refusal = isinstance(error, SpmdTypes.refusals)
-        said = "refuses" if is_refusal and not _fails_alone(pattern, wrong, words) else "fails"
+        said = (
+            "refuses" if is_refusal and not _fails_alone(pattern, wrong, words) else "fails"
+        )
         return Verdict(said, _said(error))
     differs = difference(pattern, found)
-    return Verdict(f"accepts; wrong is {differs}" if differs else "accepts; it is right here")
+    return Verdict(
+        f"accepts; wrong is {differs}" if differs else "accepts; it is right here"
+    )
 
 
 def _fails_alone(pattern: Pattern, wrong: Program, words: str) -> bool:

@@ -27,7 +27,10 @@ def page(pattern: Pattern) -> str:
         lines += _listing(pattern, version)
     lines += ["## What goes wrong", "", pattern.docstring("wrong"), ""]
     lines += _listing(pattern, "wrong")
-    lines += ["| checker | asked in the words of | verdict on the wrong program |", "|---|---|---|"]
+    lines += [
+        "| checker | asked in the words of | verdict on the wrong program |",
+        "|---|---|---|",
+    ]
     for by, verdict in verdicts(pattern).items():
         lines.append(f"| {by} | {_ASKED[WORDS.get(by, BEFORE)]} | {verdict} |")
     return "\n".join(lines) + "\n"

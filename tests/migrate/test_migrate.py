@@ -17,7 +17,17 @@ from tests.migrate.judge import (
     verdicts,
 )
 from tests.migrate.page import page
-from tests.migrate.patterns import BEFORE, FOLDER, NAMES, OURS, PEER, ROOT, VERSIONS, pattern, written
+from tests.migrate.patterns import (
+    BEFORE,
+    FOLDER,
+    NAMES,
+    OURS,
+    PEER,
+    ROOT,
+    VERSIONS,
+    pattern,
+    written,
+)
 from tests.support.pinned import IS_PINNED
 
 CHECKED = {BEFORE: (PLAIN,), OURS: (PLAIN, TYPES, VERIFY), PEER: (PLAIN, LOCAL, GLOBAL)}
@@ -51,7 +61,9 @@ def test_the_page_is_made_from_the_files(name: str) -> None:
 
 
 def test_the_first_page_lists_what_is_there() -> None:
-    listed = re.findall(r"^\| \[\w[^\]]*\]\((\w+)\.md\)", (GUIDE / "README.md").read_text(), re.M)
+    listed = re.findall(
+        r"^\| \[\w[^\]]*\]\((\w+)\.md\)", (GUIDE / "README.md").read_text(), re.M
+    )
     assert listed == written()
     assert {f.name for f in FOLDER.iterdir() if f.is_dir()} - {"__pycache__"} <= set(NAMES)
     assert {f.stem for f in GUIDE.glob("*.md")} == {"README", *written()}

@@ -16,5 +16,5 @@ def program(
     w2: Annotated[Float[Tensor, "F D"], On(tp=S(0))],
     shared: Annotated[Float[Tensor, "D D"], On(tp=I)],
 ) -> Annotated[Float[Tensor, "T D"], On(tp=I)]:
-    routed = (convert(x, "tp", src=I, dst=R) @ w1).relu() @ w2
+    routed = (convert(x, "tp", src=I, dst=R) @ w1).square() @ w2
     return all_reduce(routed, "tp", src=P, dst=I) + x @ shared

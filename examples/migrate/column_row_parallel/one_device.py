@@ -30,4 +30,4 @@ RESULTS = {"y": {"tp": I}}
 
 
 def program(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tensor:
-    return (x @ w1).relu() @ w2 + x @ shared
+    return (x @ w1).square() @ w2 + x @ shared

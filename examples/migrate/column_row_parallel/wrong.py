@@ -10,7 +10,7 @@ from placements.testing import device_mesh
 
 
 def before(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tensor:
-    y = (x @ w1).relu() @ w2 + x @ shared
+    y = (x @ w1).square() @ w2 + x @ shared
     dist.all_reduce(y, group=device_mesh().get_group("tp"))
     return y
 
@@ -18,7 +18,7 @@ def before(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tensor:
 def after_placements(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tensor:
     rows = convert(x, "tp", src=I, dst=R)
     whole = rows @ convert(shared, "tp", src=I, dst=R)
-    return all_reduce((rows @ w1).relu() @ w2 + whole, "tp", src=P, dst=I)
+    return all_reduce((rows @ w1).square() @ w2 + whole, "tp", src=P, dst=I)
 
 
 def after_spmd_types(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tensor:
@@ -28,5 +28,5 @@ def after_spmd_types(x: Tensor, w1: Tensor, w2: Tensor, shared: Tensor) -> Tenso
     spmd.assert_type(shared, {"tp": spmd.I})
     rows = spmd.convert(x, "tp", src=spmd.I, dst=spmd.R)
     whole = rows @ spmd.convert(shared, "tp", src=spmd.I, dst=spmd.R)
-    y = (rows @ w1).relu() @ w2 + whole
+    y = (rows @ w1).square() @ w2 + whole
     return spmd.all_reduce(y, "tp", src=spmd.P, dst=spmd.I)

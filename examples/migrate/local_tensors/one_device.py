@@ -19,7 +19,11 @@ def numbers(*shape: int, seed: int) -> Tensor:
     return torch.randint(-3, 4, shape, generator=generator).double()
 
 
-INPUTS = {"x": numbers(5, 4, seed=0), "gate": numbers(4, 1, seed=1), "w": numbers(4, 6, seed=2)}
+INPUTS = {
+    "x": numbers(5, 4, seed=0),
+    "gate": numbers(4, 1, seed=1),
+    "w": numbers(4, 6, seed=2),
+}
 # What each rank holds of every input and result.
 HELD = {"x": {"tp": I}, "gate": {"tp": I}, "w": {"tp": S(1)}}
 RESULTS = {"y": {"tp": S(1)}}
