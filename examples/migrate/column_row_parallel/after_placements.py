@@ -1,5 +1,5 @@
-"""Partial to Invariant: an all-reduce forward, nothing backward. The shared expert repeats one
-computation on every rank, and stays Invariant."""
+"""Partial to Invariant: an all-reduce forward, nothing backward. The shared expert repeats
+one computation on every rank, and stays Invariant."""
 
 from typing import Annotated
 

@@ -1,5 +1,5 @@
-"""The same calls. In local mode the product of the second weight is Varying, and `all_reduce`
-must take it as a Partial; in global mode it is Partial by itself."""
+"""The same calls. In local mode the product of the second weight is Varying, and
+`all_reduce` must take it as a Partial; in global mode it is Partial by itself."""
 
 import spmd_types as spmd
 from torch import Tensor

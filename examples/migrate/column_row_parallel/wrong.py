@@ -1,5 +1,6 @@
-"""The shared output, which is whole, is added to the summands before they are summed: it counts
-once per rank (B17: TensorRT-LLM #15922, eight times on eight ranks). Reduce first, then add."""
+"""The shared output, which is whole, is added to the summands before they are summed: it
+counts once per rank (B17: TensorRT-LLM #15922, eight times on eight ranks). Reduce first,
+then add."""
 
 import spmd_types as spmd
 import torch.distributed as dist

@@ -1,5 +1,5 @@
-"""There is no wrapper to leave: tensors are plain, and `convert` from Invariant to Replicate is
-the place where the gradient is summed."""
+"""There is no wrapper to leave: tensors are plain, and `convert` from Invariant to
+Replicate is the place where the gradient is summed."""
 
 from typing import Annotated
 

@@ -1,8 +1,9 @@
 """Leaving DTensor for a while, and coming back: `to_local()` and `from_local()`.
 
 A router scores tokens by a small weight that every rank of `tp` holds whole. The experts
-that use the scores are cut over `tp`, so they run on plain tensors, and the scores must leave
-DTensor. What `to_local()` says about the gradient decides whether the router learns right.
+that use the scores are cut over `tp`, so they run on plain tensors, and the scores must
+leave DTensor. What `to_local()` says about the gradient decides whether the router learns
+right.
 """
 
 import torch

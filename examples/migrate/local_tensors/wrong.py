@@ -1,8 +1,8 @@
-"""A bare `to_local()` declares that the gradient of the scores is complete on every rank, which
-in types is Invariant. But each rank uses the scores with its own columns, so each has one
-summand of the gradient, and nobody adds them up. The forward is right, and the router's weights drift apart after
-the first step (B01: torchtitan #2387, mended in #2416). The mend is to name `grad_placements`
-in DTensor, and `convert` in the others."""
+"""A bare `to_local()` declares that the gradient of the scores is complete on every rank,
+which in types is Invariant. But each rank uses the scores with its own columns, so each has
+one summand of the gradient, and nobody adds them up. The forward is right, and the router's
+weights drift apart after the first step (B01: torchtitan #2387, mended in #2416). The mend
+is to name `grad_placements` in DTensor, and `convert` in the others."""
 
 import spmd_types as spmd
 from torch import Tensor

@@ -1,6 +1,7 @@
 """The mean of a loss over tokens that are cut over data ranks.
 
-Each rank of `dp` has its own number of valid tokens. The mean over all of them is one sum over one count.
+Each rank of `dp` has its own number of valid tokens. The mean over all of them is one sum
+over one count.
 """
 
 import torch

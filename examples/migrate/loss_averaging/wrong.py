@@ -1,6 +1,7 @@
-"""Each rank divides by its own number of valid tokens, and the means are averaged: tokens of a
-rank with few valid ones count more (B67: torchtitan #1842, mended in #2206). The gradient is right for that
-other loss, so `check_adjoint` has nothing to say, and the comparison with one device has."""
+"""Each rank divides by its own number of valid tokens, and the means are averaged: tokens
+of a rank with few valid ones count more (B67: torchtitan #1842, mended in #2206). The
+gradient is right for that other loss, so `check_adjoint` has nothing to say, and the
+comparison with one device has."""
 
 import spmd_types as spmd
 from torch import Tensor

@@ -1,6 +1,6 @@
 """`convert` from Invariant to Replicate is that function. A weight may also be declared
-Replicate; then nothing is converted, and `reduce_gradients(model)` sums its gradient after backward, since the
-type says so."""
+Replicate; then nothing is converted, and `reduce_gradients(model)` sums its gradient after
+backward, since the type says so."""
 
 from typing import Annotated
 

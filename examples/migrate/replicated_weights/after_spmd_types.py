@@ -1,5 +1,5 @@
-"""The same call. A weight declared R leaves the sum to the trainer, of which the types
-know nothing."""
+"""The same call. A weight declared R leaves the sum to the trainer, of which the types know
+nothing."""
 
 import spmd_types as spmd
 from torch import Tensor

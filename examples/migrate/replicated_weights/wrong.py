@@ -1,6 +1,7 @@
-"""Nobody sums: the weight is used as it is. In Megatron-LM a later pass sums such gradients, but
-only of parameters with a flag, which the router's weight lacked (B06: #599, #619); the copies of the router drift apart. Use a
-conversion where the weight is used, or a pass that reads the types in place of flags."""
+"""Nobody sums: the weight is used as it is. In Megatron-LM a later pass sums such
+gradients, but only of parameters with a flag, which the router's weight lacked (B06: #599,
+#619); the copies of the router drift apart. Use a conversion where the weight is used, or a
+pass that reads the types in place of flags."""
 
 import spmd_types as spmd
 from torch import Tensor
