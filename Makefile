@@ -87,6 +87,7 @@ docs: $(READY)
 	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
 	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
+	$(BIN)/python -m tests.migrate
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -15,7 +15,7 @@ from spmd_moe.cli import layouts_page
 from tests.support.pinned import IS_PINNED
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAPS = [f for top in ("placements", "spmd_moe") for f in (ROOT / top).rglob("README.md")]
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted(MAPS)]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -116,20 +116,20 @@ def without_dtensor(page: str) -> str:
     return "\n".join(re.sub(r"\| [^|]+ \|$", "|", line) for line in lines)
 
 
+def name_of_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def code_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 def test_code_in_pages_runs(page: Path) -> None:
     """The blocks of a page are one program, run top to bottom."""
     program = "\n".join(code_blocks(page))
     if program:
         exec(compile(program, str(page), "exec"), {"__name__": page.stem})
-
-
-def name_of_page(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name_of_page)

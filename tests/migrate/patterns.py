@@ -1,0 +1,93 @@
+"""The patterns of the migration guide, as they lie in examples/migrate.
+
+A pattern is a folder with five files: `one_device.py` says what is computed, on which mesh,
+and what each rank holds of every input and result; `before.py`, `after_placements.py` and
+`after_spmd_types.py` have a `program` each, which takes what this rank holds of the inputs
+and returns what it holds of the results; `wrong.py` has the bug three times, in those words.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "migrate"
+BEFORE, OURS, PEER = "before", "after_placements", "after_spmd_types"
+VERSIONS = (BEFORE, OURS, PEER)
+FILES = ("one_device", *VERSIONS, "wrong")
+
+# In the order of the guide's first page.
+NAMES = (
+    "local_tensors",
+    "replicated_weights",
+    "column_row_parallel",
+    "vocabulary_parallel",
+    "sequence_parallel_norms",
+    "local_map",
+    "scatter",
+    "token_indices",
+    "uneven_sequences",
+    "dispatch_combine",
+    "expert_tensor_parallel",
+    "counts_and_bias",
+    "loss_averaging",
+    "gradient_clipping",
+    "fsdp2_with_ep",
+    "checkpoints",
+)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One folder: the modules by name, and their texts."""
+
+    name: str
+    modules: dict[str, ModuleType]
+    texts: dict[str, str]
+
+    @property
+    def of_one_device(self) -> Any:
+        return self.modules["one_device"]
+
+    def program(self, version: str) -> Callable[..., Any]:
+        return self.modules[version].program
+
+    def wrong(self, version: str) -> Callable[..., Any] | None:
+        """Return the bug in the words of a version; None if they cannot say it."""
+        return getattr(self.modules["wrong"], version, None)
+
+    def docstring(self, file: str) -> str:
+        said = ast.get_docstring(ast.parse(self.texts[file]))
+        assert said, f"{self.name}/{file}.py has no docstring"
+        return said
+
+    def code(self, file: str) -> str:
+        """Return a file without its docstring, as the page shows it."""
+        first = ast.parse(self.texts[file]).body[0]
+        assert first.end_lineno is not None
+        return "\n".join(self.texts[file].splitlines()[first.end_lineno :]).strip()
+
+
+@cache
+def pattern(name: str) -> Pattern:
+    """Load a pattern; the files are programs of users, so they are in no package."""
+    modules: dict[str, ModuleType] = {}
+    texts: dict[str, str] = {}
+    for file in FILES:
+        path = FOLDER / name / f"{file}.py"
+        spec = importlib.util.spec_from_file_location(f"migrate_{name}_{file}", path)
+        assert spec is not None and spec.loader is not None
+        modules[file] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(modules[file])
+        texts[file] = path.read_text()
+    return Pattern(name, modules, texts)
+
+
+def written() -> list[str]:
+    """Return the patterns that are there, in the order of the guide."""
+    return [name for name in NAMES if (FOLDER / name).is_dir()]

@@ -1,0 +1,66 @@
+"""Every version of every pattern computes what one device does; the pages are what was run."""
+
+import re
+
+import pytest
+
+from tests.migrate.judge import (
+    GLOBAL,
+    LOCAL,
+    PLAIN,
+    TYPES,
+    VERIFY,
+    adjoint_verdict,
+    difference,
+    run,
+    verdicts,
+)
+from tests.migrate.page import page
+from tests.migrate.patterns import (
+    BEFORE,
+    FOLDER,
+    NAMES,
+    OURS,
+    PEER,
+    ROOT,
+    VERSIONS,
+    pattern,
+    written,
+)
+from tests.support.pinned import IS_PINNED
+
+CHECKED = {BEFORE: (PLAIN,), OURS: (PLAIN, TYPES, VERIFY), PEER: (PLAIN, LOCAL, GLOBAL)}
+GUIDE = ROOT / "docs" / "migrate"
+
+
+@pytest.mark.parametrize("name", written())
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_equals_one_device(name: str, version: str) -> None:
+    one = pattern(name)
+    skipped = getattr(one.of_one_device, "UNCHECKED", {})
+    for by in CHECKED[version]:
+        if by not in skipped:
+            assert difference(one, run(one, one.program(version), version, by)) is None, by
+    assert adjoint_verdict(one, version, one.program(version)).said in ("passes", "-")
+
+
+@pytest.mark.parametrize("name", written())
+def test_the_wrong_version_is_wrong_and_found(name: str) -> None:
+    found = {by: verdict.said for by, verdict in verdicts(pattern(name)).items()}
+    assert found[TYPES] == "refuses" or found[VERIFY] == "refuses", found
+    assert "accepts; it is right here" not in found.values(), found
+
+
+@pytest.mark.skipif(not IS_PINNED, reason="DTensor is part of torch, and judges otherwise")
+@pytest.mark.parametrize("name", written())
+def test_the_page_is_made_from_the_files(name: str) -> None:
+    assert (GUIDE / f"{name}.md").read_text() == page(pattern(name)), "run: make docs"
+
+
+def test_the_first_page_lists_what_is_there() -> None:
+    listed = re.findall(
+        r"^\| \[\w[^\]]*\]\((\w+)\.md\)", (GUIDE / "README.md").read_text(), re.M
+    )
+    assert listed == written()
+    assert {f.name for f in FOLDER.iterdir() if f.is_dir()} - {"__pycache__"} <= set(NAMES)
+    assert {f.stem for f in GUIDE.glob("*.md")} == {"README", *written()}
