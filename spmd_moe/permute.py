@@ -112,8 +112,8 @@ def split_sizes(
     """
     ranks, experts = sent_WG.shape
     if sent_WG.is_meta:
-        # The stand-in is the same for every rank, so plain numbers are right here.
-        turns, rest = divmod(int(num_rows), int(ranks * experts))
+        with unchecked():  # the stand-in is the same for every rank: a plain number
+            turns, rest = divmod(int(num_rows), int(ranks * experts))
         before = [turns * e + min(rest, e) for e in range(0, ranks * experts + 1, experts)]
         sent = [end - start for start, end in pairwise(before)]
         return sent, [sent[place]] * ranks

@@ -40,6 +40,7 @@ from placements._torch.interception import STEP_HOOKS as STEP_HOOKS
 from placements._torch.interception import check as check
 from placements._torch.interception import in_transform as in_transform
 from placements._torch.interception import is_eager as is_eager
+from placements._torch.interception import is_unseen as is_unseen
 from placements._torch.interception import mask_makers as mask_makers
 from placements._torch.interception import modes as modes
 from placements._torch.interception import pop_mode as pop_mode

@@ -16,6 +16,7 @@ _C: Any = torch._C
 
 # Torch functions called inside are seen by no mode and no subclass.
 unseen: Any = getattr(_C, "DisableTorchFunction", nullcontext)
+is_unseen: Any = getattr(_C, "_is_torch_function_all_disabled", None)
 
 # The stack of torch-function modes of this thread. The methods of the mode itself are
 # Python; these are C, so that a signal cannot come between them and what goes with them.

@@ -258,6 +258,7 @@ def _memory_keeps_attributes() -> bool:
 
 CHECKING: tuple[Use, ...] = (
     _is_there("torch._C.DisableTorchFunction", "call torch without being checked"),
+    _is_there("torch._C._is_torch_function_all_disabled", "know who is not checked"),
     Use("torch._C._push_on_torch_function_stack", "begin checking", _a_mode_can_be_pushed),
     Use("torch.autograd.Function.apply", "find undeclared Functions", _can_bind_apply),
     Use("dist.ProcessGroup.allreduce, ...", "find raw collectives", _has_group_methods),

@@ -6,8 +6,9 @@ keeps what is known, by the rules for tensors; what no rule allows becomes Varyi
 number by itself does no harm. An op that takes such a number as a value, or chooses rows
 by it, is then checked like one that takes a tensor.
 
-A comparison gives a plain bool, since Python and torch take nothing else, and `int(n)` a
-plain number. Such a question is told to a listener, because types do not follow the answer.
+A comparison gives a plain bool, since Python and torch take nothing else. Such a question
+is told to a listener, because types do not follow the answer. `int(n)` and `float(n)` would
+give a plain number that no rule knows again, so the listener may refuse them.
 """
 
 import math
@@ -87,11 +88,13 @@ def plain(value: Any) -> Any:
 class Listener:
     """Whoever is told of questions that a plain value answers: `runtime/forgotten.py`.
 
-    `ordered` is asked before two numbers are ordered, and may refuse.
+    `ordered` is asked before two numbers are ordered, and `made_plain` before `int(n)` or
+    `float(n)` gives the axes up. Both may refuse.
     """
 
     told: "Callable[[RankNumber, str, Any], None] | None" = None
     ordered: "Callable[[RankNumber, Any], None] | None" = None
+    made_plain: "Callable[[RankNumber, str], None] | None" = None
 
 
 listener = Listener()
@@ -113,6 +116,12 @@ def _tell(number: Any, question: str, answer: Any) -> Any:
     if listener.told is not None:
         listener.told(number, question, answer)
     return answer
+
+
+def _made_plain(number: Any, kind: str) -> Any:
+    if listener.made_plain is not None:
+        listener.made_plain(number, kind)
+    return plain(number)
 
 
 # Python's operator -> its sign, and how its result depends on the two numbers; a
@@ -259,10 +268,10 @@ class _Belongs:
         return hash(plain(self))
 
     def __int__(self) -> int:
-        return _tell(self, "as int(...)", int(plain(self)))
+        return int(_made_plain(self, "int"))
 
     def __float__(self) -> float:
-        return _tell(self, "as float(...)", float(plain(self)))
+        return float(_made_plain(self, "float"))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Call a function of numpy: a number keeps the axes, an array has none to keep."""

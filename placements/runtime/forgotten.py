@@ -1,8 +1,9 @@
 """Where a number that belongs to mesh axes was asked for a plain answer: a branch.
 
-`if rank == 0:`, `while i < x.shape[0]:`, `int(rank)`, `{0: a}[rank]`. Types do not follow
-the answer, so ranks may do different things after it and every type still fit. The last
-such questions are kept, and whoever finds that ranks part says where they did.
+`if rank == 0:`, `while i < x.shape[0]:`, `{0: a}[rank]`. Types do not follow the answer, so
+ranks may do different things after it and every type still fit. The last such questions are
+kept, and whoever finds that ranks part says where they did. `int(rank)` and `float(rank)`
+are refused: what they give is computed with as a number that is equal on all ranks.
 """
 
 import ast
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import jaxtyping
 import numpy as np
 
+from placements._torch import is_unseen
 from placements.inference import numbers
 from placements.inference.number_operands import chosen_from
 from placements.inference.numbers import (
@@ -157,6 +159,31 @@ def _ordered(number: RankNumber, other: Any) -> None:
     )
 
 
+def _made_plain(number: RankNumber, kind: str) -> None:
+    """Refuse `int(n)`, `float(n)`, `math.sqrt(n)`: nobody could tell the result apart.
+
+    `x.sum() / float(x.shape[0])` would divide by the size of a piece, and its type would be
+    that of a division by the whole size. A text may be made of the number.
+    """
+    if current.mode is None or is_unseen() or (frame := _asking()) is None:
+        return
+    node = expression_at(frame.f_code, frame.f_lasti)
+    if _only_prints(node):
+        return
+    written = (None if node is None else code_of(node)) or f"{kind}(...)"
+    raise refused_call(
+        _called(node) or kind,
+        f"{written} makes a plain number of {shown(number)}",
+        name=number.facts.origin,
+        axis=next((axis for axis, _ in number.facts.letters), None),
+        rule="a number that differs by rank, or is the size of a piece, must not be taken "
+        "for a number of the whole",
+        advice="the number as it is, which torch and Python's arithmetic take (n / 2, n ** "
+        "0.5, math.trunc(n)); for the size over all ranks global_size(x, dim); for a log, "
+        "or for data that you declare, `with unchecked():`",
+    )
+
+
 def _is_calling(frame: FrameType) -> bool:
     """Return whether the frame is at a call; memory of the interpreter stands behind it."""
     code, at = frame.f_code.co_code, frame.f_lasti
@@ -193,15 +220,20 @@ _HARMLESS = ("min", "max", "sorted", "sort", "print", "str", "repr", "format")
 def _described(frame: FrameType, number: RankNumber, question: str) -> Forgotten | None:
     """Return the question as the program writes it; None for one that changes nothing."""
     node = expression_at(frame.f_code, frame.f_lasti)
-    if _called(node) in _HARMLESS and not _chooses_others(node):
-        return None
-    if isinstance(node, ast.JoinedStr) or _is_text(node):
+    if _only_prints(node):
         return None
     written = None if node is None else code_of(node)
     text = written or f"{number.facts.origin} {question}"
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     axes = tuple(axis for axis, _ in number.facts.letters)
     return Forgotten(where, text, number.facts.origin, axes)
+
+
+def _only_prints(node: ast.AST | None) -> bool:
+    """Return whether an expression prints the number, or keeps its axes."""
+    if _called(node) in _HARMLESS and not _chooses_others(node):
+        return True
+    return isinstance(node, ast.JoinedStr | ast.FormattedValue) or _is_text(node)
 
 
 def _called(node: ast.AST | None) -> str | None:
@@ -229,6 +261,7 @@ def _is_text(node: ast.AST | None) -> bool:
 
 numbers.listener.told = _told
 numbers.listener.ordered = _ordered
+numbers.listener.made_plain = _made_plain
 
 
 def asked_before(axis: str | None) -> str:

@@ -14,7 +14,6 @@ from placements import (
     PlacementError,
     R,
     S,
-    V,
     all_reduce,
     assert_type,
     convert,
@@ -22,7 +21,6 @@ from placements import (
     global_mean,
     load_global_state_dict,
     reduce_gradients,
-    reinterpret,
     set_current_mesh,
     split,
     typed,
@@ -80,8 +78,8 @@ def tokens() -> Tensor:
 def step(mlp: Mlp) -> None:
     x_TD = assert_type(tokens(), {"dp": S(0), "tp": I})
     y_TD = mlp(x_TD)
-    count = assert_type(torch.tensor(float(y_TD.shape[0])), {"dp": V, "tp": I})
-    count = reinterpret(count, "dp", src=V, dst=P)
+    count = torch.tensor(y_TD.shape[0], dtype=torch.float32)
+    count = assert_type(count, {"dp": P, "tp": I})
     loss = global_mean((y_TD**2).sum(), count, "dp")
     torch.autograd.backward(loss)
     reduce_gradients(mlp)

@@ -30,6 +30,7 @@ from placements import (
     set_current_mesh,
     type_of,
     typecheck,
+    unchecked,
 )
 from placements.inference.numbers import NOTHING, Facts, RankInt, facts_of
 from placements.runtime.forgotten import forget_questions, questions
@@ -197,7 +198,7 @@ def test_a_size_counted_from_the_end_is_that_of_its_own_tensor() -> None:
 def test_rows_up_to_the_size_of_a_piece_are_the_ranks_own() -> None:
     def program() -> Any:
         tp = device_mesh().get_local_rank("tp")
-        piece = assert_type(torch.ones(3 - int(tp)), {"dp": R, "tp": S(0, Padded(5))})
+        piece = assert_type(torch.ones(3 - tp), {"dp": R, "tp": S(0, Padded(5))})
         return type_of(x_of()[: piece.shape[0]]), type_of(x_of()[: x_of(dp=S(0)).shape[0]])
 
     assert on_ranks(program) == ({"dp": R, "tp": V}, {"dp": V, "tp": R})
@@ -295,20 +296,11 @@ ASKED: dict[str, tuple[Callable[[int], Any], str]] = {
     "not": (lambda n: not n, "not n"),
     "or": (lambda n: n or 3, "n or 3"),
     "if": (lambda n: 1 if n else 2, "1 if n else 2"),
-    "int()": (lambda n: int(n), "int(n)"),
-    "float()": (lambda n: float(n), "float(n)"),
-    "complex()": (lambda n: complex(n), "complex(n)"),
-    "math.sqrt": (lambda n: math.sqrt(n), "math.sqrt(n)"),
-    "math.exp": (lambda n: math.exp(n), "math.exp(n)"),
     "hash()": (lambda n: hash(n), "hash(n)"),
     "a key": (lambda n: {0: 1, 1: 2}[n], "{0: 1, 1: 2}[n]"),
     "in": (lambda n: n in (5, 6), "n in (5, 6)"),
-    "np.int64": (lambda n: np.int64(n), "np.int64(n)"),
-    "np.float32": (lambda n: np.float32(n), "np.float32(n)"),
-    "np.asarray": (lambda n: np.asarray(n), "np.asarray(n)"),
     "an array": (lambda n: np.ones(2) * n, "np.ones(2) * n"),
     "np.equal": (lambda n: np.equal(n, 0), "np.equal(n, 0)"),
-    "np.prod of a tuple": (lambda n: np.prod((n, 2)), "np.prod((n, 2))"),
 }
 
 
@@ -321,6 +313,43 @@ def test_a_plain_answer_is_noted(name: str) -> None:
         (asked,) = dict.fromkeys((q.text, q.axes, q.number) for q in questions())
     assert facts_of(found) == NOTHING
     assert asked == (text, ("dp",), "axis_rank('dp')")
+
+
+# What would be computed with as if it were equal on all ranks.
+MADE_PLAIN: dict[str, tuple[Callable[[int], Any], str]] = {
+    "int()": (lambda n: int(n), "int(n)"),
+    "int() of a float": (lambda n: int(n * 0.5), "int(n * 0.5)"),
+    "float()": (lambda n: float(n), "float(n)"),
+    "complex()": (lambda n: complex(n), "complex(n)"),
+    "math.sqrt": (lambda n: math.sqrt(n), "math.sqrt(n)"),
+    "math.exp": (lambda n: math.exp(n), "math.exp(n)"),
+    "np.int64": (lambda n: np.int64(n), "np.int64(n)"),
+    "np.float32": (lambda n: np.float32(n), "np.float32(n)"),
+    "np.asarray": (lambda n: np.asarray(n), "np.asarray(n)"),
+    "np.prod of a tuple": (lambda n: np.prod((n, 2)), "np.prod((n, 2))"),
+}
+
+
+@pytest.mark.parametrize("name", MADE_PLAIN)
+def test_a_number_of_an_axis_is_not_made_plain(name: str) -> None:
+    line, text = MADE_PLAIN[name]
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = assert_type(torch.ones(4, 3), {"dp": S(0)})
+        with pytest.raises(PlacementError, match="makes a plain number of") as raised:
+            line(axis_rank("dp"))
+        assert text in str(raised.value) and raised.value.axis == "dp"
+        with pytest.raises(PlacementError, match="global_size"):
+            line(x.shape[0])
+        n = x.shape[0]
+        with unchecked():
+            assert facts_of(line(n)) == NOTHING
+    line(x.shape[0])
+
+
+def test_a_text_may_be_made_of_a_number_of_an_axis() -> None:
+    with set_current_mesh({"dp": 2}), typecheck():
+        n = assert_type(torch.ones(4, 3), {"dp": S(0)}).shape[0]
+        assert f"{n:.1f} {n}" == "4.0 4" and "%.1f" % n == "4.0" and str(n) == "4"  # noqa: UP031
 
 
 def test_torch_asks_a_number_nothing() -> None:

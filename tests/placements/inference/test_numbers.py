@@ -128,7 +128,7 @@ def test_python_chooses_between_numbers_of_the_same_kind() -> None:
 
 def guarded() -> str:
     with set_current_mesh(device_mesh()), typecheck():
-        rows = 1 - int(torch.distributed.get_rank())
+        rows = 1 - torch.distributed.get_rank()
         x = assert_type(torch.ones(rows, 3), {"dp": S(0, Padded(1))})
         y = assert_type(torch.ones(2), {"dp": S(0)})
         with pytest.raises(PlacementError):

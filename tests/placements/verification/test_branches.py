@@ -56,11 +56,6 @@ def by_a_size() -> None:
     assert_type(y, {"dp": R, "tp": R})
 
 
-def by_a_plain_number() -> None:
-    number = int(axis_rank("tp"))  # THE BRANCH
-    assert_type(same() * number, {"dp": R, "tp": R})
-
-
 def by_a_key() -> None:
     factor = {0: 1.0, 1: 2.0}[axis_rank("tp")]  # THE BRANCH
     assert_type(same() * factor, {"dp": R, "tp": R})
@@ -83,7 +78,7 @@ def verified_in_a_process(program: Callable[[], None]) -> Any:
         return verified(program)
 
 
-PROGRAMS = [other_values, other_crossings, by_a_size, by_a_plain_number, by_a_key]
+PROGRAMS = [other_values, other_crossings, by_a_size, by_a_key]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

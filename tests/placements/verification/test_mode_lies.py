@@ -62,9 +62,9 @@ def test_parameters_that_drifted_apart() -> None:
 
 
 def forgotten_reduction_in_opaque_code() -> None:
-    """The region claims Replicate, but returns this rank's summand; `int` hides the rank."""
+    """The region claims Replicate, but returns this rank's summand; a list hides the rank."""
     opaque = region(
-        lambda h: h * (int(dist.get_rank()) % 2 + 1),
+        lambda h: h * [1, 2, 1, 2][dist.get_rank()],
         ins=[{"dp": R, "tp": R}],
         outs={"dp": R, "tp": R},
         grads=[{"dp": P, "tp": P}],
@@ -182,9 +182,9 @@ def test_a_parameter_without_a_gradient(backend: Any) -> None:
 def lies_twice() -> None:
     """The later lie is on the axis that comes first in the mesh."""
     rank = dist.get_rank()
-    x = torch.full((2,), float(rank % 2))
+    x = torch.full((2,), (rank % 2) * 1.0)
     assert_type(x, {"dp": R, "tp": R})
-    y = torch.full((2,), float(rank))
+    y = torch.full((2,), rank * 1.0)
     assert_type(y, {"dp": R, "tp": R})
 
 
