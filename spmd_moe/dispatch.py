@@ -50,11 +50,16 @@ class Plan:
 @typed
 @dataclass(frozen=True)
 class Dispatched:
-    """The rows of the experts held here, expert by expert."""
+    """The rows of the experts held here, expert by expert.
+
+    `counts_list` are the numbers of `counts_G` where the host knows them without asking
+    the device.
+    """
 
     rows_MD: MD
     counts_G: CountsG
     plan: Plan
+    counts_list: list[int] | None = None
 
 
 class AbstractDispatcher(ABC):

@@ -49,10 +49,14 @@ class GroupedExperts(Initialised):
         self.reset_own()
 
     def forward(
-        self, rows_MD: Annotated[MD, On("{self.layout.rows}")], counts_G: CountsG
+        self,
+        rows_MD: Annotated[MD, On("{self.layout.rows}")],
+        counts_G: CountsG,
+        counts_list: list[int] | None = None,
     ) -> Annotated[MD, On("{self.layout.computed}")]:
         """rows by expert, and how many each has -> rows; Partial where F is cut.
 
+        `counts_list` are the numbers of `counts_G` where the host knows them already.
         Communicates nothing. Backward: every expert gets a gradient, zero without rows.
         """
         ends_G = ends_of(counts_G)

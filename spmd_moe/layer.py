@@ -113,7 +113,7 @@ class MoE(KeepsRoutings):
         # all-to-all over ep in C1, C2, C5, C5 no SP
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():
-            rows_MD = self.experts(sent.rows_MD, sent.counts_G)
+            rows_MD = self.experts(sent.rows_MD, sent.counts_G, sent.counts_list)
         # all-to-all over ep in C1, C2, C5, C5 no SP
         rows_ND = self.dispatcher.collect(rows_MD, sent.plan)
         y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
