@@ -14,7 +14,6 @@ from placements.inference.numbers import (
     RankNumber,
     belonging,
     facts_of,
-    is_either,
     plain,
 )
 from placements.inference.padding import same
@@ -80,3 +79,15 @@ def chosen_from(choose: Callable[[Iterable[Any]], Any], numbers: list[Any]) -> A
     value = choose(map(plain, numbers))
     facts = Facts(tuple((axis, "V") for axis in axes), origin, padded)
     return belonging(int(value) if isinstance(value, bool) else value, facts)
+
+
+def is_either(one: Facts, two: Facts) -> bool:
+    """Whether the larger of two numbers has the facts of both, whichever it is.
+
+    Each rank's own numbers stay its own. Two summands may not be chosen from, since the
+    largest sum is no sum of the largest summands, unless they are sizes of equal pieces.
+    """
+    if sorted(one.letters) != sorted(two.letters):
+        return False
+    is_own = all(letter == "V" for _, letter in one.letters)
+    return is_own or bool(one.cuts and one.cuts == two.cuts)

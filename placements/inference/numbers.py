@@ -100,18 +100,6 @@ class Listener:
 listener = Listener()
 
 
-def is_either(one: Facts, two: Facts) -> bool:
-    """Whether the larger of two numbers has the facts of both, whichever it is.
-
-    Each rank's own numbers stay its own. Two summands may not be chosen from, since the
-    largest sum is no sum of the largest summands, unless they are sizes of equal pieces.
-    """
-    if sorted(one.letters) != sorted(two.letters):
-        return False
-    is_own = all(letter == "V" for _, letter in one.letters)
-    return is_own or bool(one.cuts and one.cuts == two.cuts)
-
-
 def _tell(number: Any, question: str, answer: Any) -> Any:
     if listener.told is not None:
         listener.told(number, question, answer)

@@ -23,12 +23,11 @@ import numpy as np
 
 from placements._torch import is_unseen
 from placements.inference import numbers
-from placements.inference.number_operands import chosen_from
+from placements.inference.number_operands import chosen_from, is_either
 from placements.inference.numbers import (
     RANK_NUMBERS,
     RankNumber,
     facts_of,
-    is_either,
     shown,
 )
 from placements.runtime.callsite import is_library, user_frame
