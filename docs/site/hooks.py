@@ -20,12 +20,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite links between docs/ and the top; maps of the code have no page here."""
-    markdown = (
-        re.sub(r"\]\(\.\./(\w+\.md)", r"](\1", markdown) if _is_top(page) else markdown
-    )
+    if "/" not in page.file.src_uri:
+        markdown = re.sub(r"\]\(\.\./(\w+\.md)", r"](\1", markdown)
     markdown = re.sub(r"\]\(docs/", "](", markdown)
     return re.sub(rf"\[([^\]]+)\]\((?:\.\./)*(?:{FOLDERS})/[^)]*\)", r"`\1`", markdown)
-
-
-def _is_top(page: Any) -> bool:
-    return "/" not in page.file.src_uri
