@@ -133,6 +133,8 @@ def code_blocks(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 def test_code_in_pages_runs(page: Path) -> None:
     """The blocks of a page are one program, run top to bottom."""
+    if page.parent.name == "migrate" and not IS_PINNED:
+        pytest.skip("the guide is run with the pinned torch, as tests/migrate is")
     program = "\n".join(code_blocks(page))
     if program:
         exec(compile(program, str(page), "exec"), {"__name__": page.stem})
