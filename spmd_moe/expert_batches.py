@@ -3,8 +3,8 @@
     experts.compute = Batched()                      # puts w1 and w3 together in each call
     experts.compute = Batched(WeightCache(experts))  # keeps them together between calls
 
-Both are a choice of who runs a model, because they cost memory: the copies of a cache are as
-large as the weights, and they are no part of the state of the module.
+Both are a choice of who runs a model, because they cost memory: the copies of a cache are
+as large as the weights, and they are no part of the state of the module.
 
 A cache is only right as long as it can tell that a weight was written. It looks at the
 memory, at how often torch wrote there, at shape, strides, dtype and device. It is emptied
