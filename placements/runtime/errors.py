@@ -99,6 +99,14 @@ class BranchWarning(UserWarning):
     """
 
 
+class NotWaitedWarning(UserWarning):
+    """A collective was started and its result was never waited for.
+
+    `warnings.simplefilter("error", NotWaitedWarning)` makes it an error where Python lets
+    it: at the end of `verify()`, and a message on stderr where the result was dropped.
+    """
+
+
 class Support(TypedDict, total=False):
     """What may stand below the first line of a message."""
 
