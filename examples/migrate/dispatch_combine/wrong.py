@@ -1,7 +1,8 @@
 """The rows are sent by a function with a backward, and their gates by the plain collective:
 the forward is exact, and the router gets no gradient from the loss (B50: NeMo Automodel
-#2995, there with an all-gather). A raw collective on a tensor that needs a gradient is
-refused here. `spmd_types` gives raw collectives a type and leaves gradients aside."""
+#2995, there with an all-gather). `typecheck()` and `verify()` refuse raw collectives: those
+of `placements` all have a backward. `spmd_types` gives raw collectives a type, and leaves
+gradients aside."""
 
 import spmd_types as spmd
 from torch import Tensor

@@ -31,7 +31,7 @@ HELD = {"x": CUT, "gates": CUT, "w": {"edp": R, "ep": S(0)}}
 RESULTS = {"w.grad": {"ep": S(0), "edp": S(0)}}  # FSDP2 leaves each rank its shard
 
 # FSDP2 gathers shards by ops of its own, inside of the forward.
-REFUSED = "it refuses the ops by which FSDP2 gathers, since shards have no types there"
+REFUSED = "with torch 2.13 it refuses the ops by which FSDP2 gathers shards without types"
 UNCHECKED = {"spmd_types local": REFUSED, "spmd_types global": REFUSED}
 
 

@@ -1,6 +1,6 @@
 """Unequal pieces are no Shard there. They are Varying, in a `local_map`, and nothing checks
-where they go. (`all_gather` takes `split_sizes`, but sends them by a call that only NCCL
-has.)"""
+where they go. (Its `all_gather` takes `split_sizes`, but sends them by a call of torch that
+neither gloo nor simulated ranks have.)"""
 
 import spmd_types as spmd
 import torch
