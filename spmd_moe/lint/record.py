@@ -1,0 +1,74 @@
+"""What a rule is, and what it finds."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from spmd_moe.lint.place import Place
+
+# How sure a finding is, the surest first.
+CERTAIN, LIKELY, LOOK = "certain", "likely", "look"
+SURENESS = {
+    CERTAIN: "the source says all that is needed: this is the pattern, and it is wrong or "
+    "breaks with the next change",
+    LIKELY: "this is the pattern, and what the source shows of the tensors fits",
+    LOOK: "this is the pattern, and whether it is right depends on what the source does "
+    "not say: have a look, and say so in a comment",
+}
+
+
+class Match(NamedTuple):
+    """A place that a rule complains of; `subject` is the tensor that it is about."""
+
+    node: ast.AST
+    sure: str
+    subject: str = ""
+
+
+Matcher = Callable[[ast.AST, "Place"], Iterator[Match]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table. `<x>` in the replacements stands for the subject of a match.
+
+    `words` is a regular expression without which a file cannot break the rule, so files
+    without it need not be parsed. `on` are the nodes that `match` is asked about.
+    """
+
+    name: str
+    why: str
+    placements: str
+    spmd_types: str
+    page: str
+    words: str
+    on: tuple[type[ast.AST], ...]
+    match: Matcher
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A complaint at a place in a file; lines and columns count from one."""
+
+    path: str
+    line: int
+    column: int
+    rule: str
+    sure: str
+    why: str
+    placements: str
+    spmd_types: str
+    page: str
+    code: str
+    end_line: int
+
+
+@dataclass(frozen=True, order=True)
+class Unread:
+    """A file that could not be judged, and why."""
+
+    path: str
+    line: int
+    why: str
