@@ -15,7 +15,8 @@ from spmd_moe.cli.check_json import print_report
 from spmd_moe.cli.terminal import progress
 from spmd_moe.lint.files import python_files
 from spmd_moe.lint.look import look_at_file
-from spmd_moe.lint.record import CERTAIN, LIKELY, LOOK, SURENESS, Finding, Rule, Unread
+from spmd_moe.lint.record import CERTAIN, LIKELY, LOOK, SURENESS, Finding, Unread
+from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.rules import BY_NAME, RULES
 
 EXAMPLES = """examples:

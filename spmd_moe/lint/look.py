@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spmd_moe.lint.place import File
-from spmd_moe.lint.record import Finding, Match, Rule, Unread
+from spmd_moe.lint.record import Finding, Match, Unread
+from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.rules import RULES
 from spmd_moe.lint.silence import silences
 from spmd_moe.lint.walk import Walk

@@ -1,12 +1,8 @@
-"""What a rule is, and what it finds."""
+"""What is found, and how sure it is."""
 
 import ast
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from spmd_moe.lint.place import Place
+from typing import NamedTuple
 
 # How sure a finding is, the surest first.
 CERTAIN, LIKELY, LOOK = "certain", "likely", "look"
@@ -25,27 +21,6 @@ class Match(NamedTuple):
     node: ast.AST
     sure: str
     subject: str = ""
-
-
-Matcher = Callable[[ast.AST, "Place"], Iterator[Match]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A row of the table. `<x>` in the replacements stands for the subject of a match.
-
-    `words` is a regular expression without which a file cannot break the rule, so files
-    without it need not be parsed. `on` are the nodes that `match` is asked about.
-    """
-
-    name: str
-    why: str
-    placements: str
-    spmd_types: str
-    page: str
-    words: str
-    on: tuple[type[ast.AST], ...]
-    match: Matcher
 
 
 @dataclass(frozen=True, order=True)

@@ -13,7 +13,7 @@ from spmd_moe.lint.patterns import (
     indices,
     state,
 )
-from spmd_moe.lint.record import Rule
+from spmd_moe.lint.rule import Rule
 
 _COLLECTIVE = r"all_?reduce|all_gather|reduce_scatter|broadcast|\breduce\("
 

@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from spmd_moe.lint.place import Class, File, Function, Place
-from spmd_moe.lint.record import Match, Rule
+from spmd_moe.lint.record import Match
+from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.trees import argument, inside, last
 from spmd_moe.lint.values import Fact, Values, by_name
 from spmd_moe.lint.words import DIST, NOT_TRAINED, NOT_TRAINED_THERE, SUMMING
