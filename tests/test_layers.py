@@ -50,11 +50,13 @@ SPMD_MOE = {
     "checks": "layer",
     "training": "layer",
     "bugs": "layer",
-    "cli": "layer checks training bugs",
+    "lint": "",
+    "cli": "layer checks training bugs lint",
     "__main__": "cli",
 }
 # What the layers of spmd_moe may import of placements: "" stands for its public names, and
 # "*" for any of its files.
+# "lint" imports nothing of it: it has no entry.
 OF_PLACEMENTS = {"layer": "", "checks": "*", "training": "*", "bugs": "*", "cli": "*"}
 
 # Where attributes of torch may be replaced: while checking is on, in the simulator, and
@@ -399,6 +401,7 @@ PLANTS: list[tuple[Rule, str, str]] = [
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "import spmd_moe.training.text"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.cli.main"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.bugs.record"),
+    (imports_go_down_in_spmd_moe, "spmd_moe/lint/files.py", "import placements"),
     (no_files_import_each_other, "placements/types/axis.py",
      "if TYPE_CHECKING:\n    from placements.types import tensor"),
     (inference_is_pure, "placements/inference/flows/views.py", "import torch.nn"),
