@@ -1,0 +1,237 @@
+"""How the rows of the experts are computed: plainly, or expert by expert.
+
+`plain_experts` is the definition, three grouped matmuls with silu between them. The checker
+sees these ops, the compiler fuses them, and a GPU is fast at them.
+
+`ByExpert` is what a CPU is fast at. It takes one expert at a time from its first product to
+its last, because
+
+- what lies between the products then stays in the cache. The whole of it would be memory
+  that is fresh from the system, at ten times the price of memory in use;
+- for backward only the products w1 x and w3 x are kept: what follows from them is computed
+  again, which is cheaper than to fetch it;
+- the gradients are written where they stay, each once. An expert without rows gets zeros.
+
+It is used where its result cannot be told from the plain one but by rounding: on a CPU, on
+tensors without types, outside of compiled code. A strategy is an object that a
+`GroupedExperts` has as `compute`; another may be put there.
+"""
+
+from abc import ABC, abstractmethod
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from placements import type_of
+from spmd_moe.grouped_mm import (
+    check_groups,
+    check_integers,
+    check_spans,
+    ends_of,
+    grouped_mm,
+    in_autocast_dtype,
+)
+from spmd_moe.permute import is_dispatched, on_host
+from spmd_moe.precision import without_autocast
+from spmd_moe.products import outer, product
+
+# First row and last row + 1 of each expert.
+Spans = list[tuple[int, int]]
+
+
+class AbstractExpertCompute(ABC):
+    """What computes w2 (silu(w1 x) * (w3 x)) for the rows of each expert."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        rows_MD: Tensor,
+        w1_GFD: Tensor,
+        w3_GFD: Tensor,
+        w2_GDF: Tensor,
+        counts_G: Tensor,
+        counts_list: list[int] | None,
+    ) -> Tensor:
+        """Rows by expert, weights, rows of each expert -> rows."""
+
+
+def plain_experts(
+    rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, counts_G: Tensor
+) -> Tensor:
+    """Define what the experts compute, by ops that the checker knows."""
+    ends_G = ends_of(counts_G)
+    gate_MF = silu(grouped_mm(rows_MD, w1_GFD.mT, ends_G))
+    hidden_MF = gate_MF * grouped_mm(rows_MD, w3_GFD.mT, ends_G)
+    return grouped_mm(hidden_MF, w2_GDF.mT, ends_G)
+
+
+class Plain(AbstractExpertCompute):
+    """Always by `plain_experts`."""
+
+    def __call__(
+        self,
+        rows_MD: Tensor,
+        w1_GFD: Tensor,
+        w3_GFD: Tensor,
+        w2_GDF: Tensor,
+        counts_G: Tensor,
+        counts_list: list[int] | None,
+    ) -> Tensor:
+        return plain_experts(rows_MD, w1_GFD, w3_GFD, w2_GDF, counts_G)
+
+
+class ByExpert(AbstractExpertCompute):
+    """Expert by expert where that can be done, else by `plain_experts`."""
+
+    def __call__(
+        self,
+        rows_MD: Tensor,
+        w1_GFD: Tensor,
+        w3_GFD: Tensor,
+        w2_GDF: Tensor,
+        counts_G: Tensor,
+        counts_list: list[int] | None,
+    ) -> Tensor:
+        operands = rows_MD, w1_GFD, w3_GFD, w2_GDF
+        if not is_plain_cpu(*operands):
+            return plain_experts(*operands, counts_G)
+        spans = spans_of(rows_MD, w1_GFD, counts_G, counts_list)
+        operands = in_autocast_dtype(*operands)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            return _Experts.apply(*operands, spans)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
+        with torch.no_grad(), without_autocast(rows_MD):
+            return loop(*operands, spans)
+
+
+def is_plain_cpu(*operands: Tensor) -> bool:
+    """Return whether `operands` are in this memory, without types, and not traced."""
+    return not torch.compiler.is_compiling() and all(
+        x.device.type == "cpu"
+        and x.layout == torch.strided
+        and not is_dispatched(x)
+        and type_of(x) is None
+        for x in operands
+    )
+
+
+def spans_of(
+    rows_MD: Tensor, w1_GFD: Tensor, counts_G: Tensor, counts_list: list[int] | None
+) -> Spans:
+    """Counts -> where the rows of each expert lie; refuses counts of other rows.
+
+    Waits for the device unless the host knows the counts already.
+    """
+    check_integers("the counts", counts_G)
+    counts = on_host(counts_G) if counts_list is None else counts_list
+    check_groups(len(counts), w1_GFD.shape[0])
+    spans = list(pairwise(accumulate(counts, initial=0)))
+    check_spans(spans, rows_MD.shape[0])
+    return spans
+
+
+def loop(
+    rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, spans: Spans
+) -> Tensor:
+    """Compute without gradients, in the order of the experts."""
+    out_MD = rows_MD.new_empty(rows_MD.shape[0], w2_GDF.shape[1])
+    for expert, (start, end) in enumerate(spans):
+        if end > start:
+            rows = rows_MD[start:end]
+            hidden_mF = silu(product(rows, w1_GFD[expert].mT), inplace=True)
+            hidden_mF *= product(rows, w3_GFD[expert].mT)
+            product(hidden_mF, w2_GDF[expert].mT, out_MD[start:end])
+    return out_MD
+
+
+class _Experts(torch.autograd.Function):
+    """`loop`, with the products w1 x and w3 x kept for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows_MD: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, spans: Spans
+    ) -> Tensor:
+        out_MD = rows_MD.new_empty(rows_MD.shape[0], w2.shape[1])
+        kept: list[Tensor] = []
+        with without_autocast(rows_MD):
+            for expert, (start, end) in enumerate(spans):
+                if end > start:
+                    rows = rows_MD[start:end]
+                    gate_mF = product(rows, w1[expert].mT)
+                    up_mF = product(rows, w3[expert].mT)
+                    product(silu(gate_mF).mul_(up_mF), w2[expert].mT, out_MD[start:end])
+                    kept += [gate_mF, up_mF]
+        ctx.save_for_backward(rows_MD, w1, w3, w2, *kept)
+        ctx.spans = spans
+        return out_MD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows_MD, w1, w3, w2, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(ctx, (rows_MD, w1, w3, w2), grads[0])
+        needs_rows, *needs_w, _ = ctx.needs_input_grad
+        d_rows = torch.empty_like(rows_MD) if needs_rows else None
+        d_w = [
+            torch.empty(w.shape, dtype=w.dtype) if needed else None
+            for w, needed in zip((w1, w3, w2), needs_w, strict=True)
+        ]
+        with without_autocast(rows_MD):
+            pairs = iter(zip(kept[::2], kept[1::2], strict=True))
+            for expert, (start, end) in enumerate(ctx.spans):
+                of_expert = [None if d is None else d[expert] for d in d_w]
+                if end == start:
+                    for gradient in of_expert:
+                        if gradient is not None:
+                            gradient.zero_()
+                    continue
+                _backward_of_one(
+                    rows_MD[start:end], grads[0][start:end], next(pairs),
+                    (w1[expert], w3[expert], w2[expert]),
+                    None if d_rows is None else d_rows[start:end], of_expert,
+                )  # fmt: skip
+        return d_rows, *d_w, None
+
+
+def _backward_of_one(
+    rows: Tensor,
+    d_out: Tensor,
+    kept: tuple[Tensor, Tensor],
+    weights: tuple[Tensor, Tensor, Tensor],
+    d_rows: Tensor | None,
+    d_w: list[Tensor | None],
+) -> None:
+    """Write the gradients of one expert's rows and weights."""
+    (gate_mF, up_mF), (w1, w3, w2), (d_w1, d_w3, d_w2) = kept, weights, d_w
+    d_out = d_out.contiguous()  # of `.sum()` it comes expanded
+    silu_mF = silu(gate_mF)
+    if d_w2 is not None:
+        outer(d_out, silu_mF * up_mF, d_w2)
+    if d_rows is None and d_w1 is None and d_w3 is None:
+        return
+    d_hidden_mF = product(d_out, w2)
+    d_up_mF = silu_mF.mul_(d_hidden_mF)
+    d_gate_mF = torch.ops.aten.silu_backward(d_hidden_mF.mul_(up_mF), gate_mF)
+    if d_w1 is not None:
+        outer(d_gate_mF, rows, d_w1)
+    if d_w3 is not None:
+        outer(d_up_mF, rows, d_w3)
+    if d_rows is not None:
+        product(d_gate_mF, w1, d_rows)
+        d_rows += product(d_up_mF, w3)
+
+
+def _differentiable(
+    ctx: Any, operands: tuple[Tensor, ...], grad_MD: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Compute gradients that are differentiated again: those of the plain ops."""
+    counts_G = torch.tensor([end - start for start, end in ctx.spans])
+    rows_MD, w1, w3, w2 = operands
+    out_MD = plain_experts(rows_MD, w1, w3, w2, counts_G)
+    wanted = [
+        x for x, needed in zip(operands, ctx.needs_input_grad, strict=False) if needed
+    ]
+    found = iter(torch.autograd.grad(out_MD, wanted, grad_MD, create_graph=True))
+    return *(next(found) if n else None for n in ctx.needs_input_grad[:4]), None

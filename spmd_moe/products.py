@@ -1,0 +1,96 @@
+"""One product of two matrices on a CPU, by what this processor is fast at.
+
+torch multiplies matrices of float32 by one library, MKL, and those of half precision by
+another, oneDNN. Which of them is fast depends on the processor, so the ways are chosen
+here, by a table of what was measured:
+
+- Half precision on a processor that has instructions for it: as it is, 2 to 5 times as
+  fast as widened. On one without, it is widened to float32: 7 to 100 times as fast.
+- float32 on an AMD processor with AVX-512: MKL reaches half of what oneDNN does, so a
+  product that is large enough to pay for being handed over, 50 us, goes to oneDNN.
+- The gradient of a matrix from a few rows: MKL takes as long for 2 rows as for 30, so they
+  are added one by one.
+
+The choice is a pure function of the dtype, the sizes and the processor. Nothing is timed
+when a program runs, so equal operands give equal bits in every run, and on every rank whose
+processor and number of threads are the same.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+# Multiplications from which oneDNN pays, and rows: by which matrix is read across its
+# memory. For rows @ matrix with a matrix as a Linear holds it, none is.
+ONEDNN_ALONG, ONEDNN_ACROSS = (4_000_000, 8), (128_000_000, 128)
+FEW_ROWS = 4
+
+
+@cache
+def processor() -> Mapping[str, Any]:
+    """Return what torch says of this processor; nothing on a torch that does not say."""
+    say = getattr(torch.cpu, "get_capabilities", None)
+    return cast(Any, say)() if say is not None else {}
+
+
+@cache
+def is_widened(dtype: torch.dtype) -> bool:
+    """Return whether products of `dtype` are computed in float32."""
+    known = processor()
+    if dtype == torch.bfloat16:
+        return not (known.get("avx512_bf16") or known.get("amx_bf16"))
+    if dtype == torch.float16:
+        return not (known.get("avx512_fp16") or known.get("amx_fp16"))
+    return False
+
+
+@cache
+def has_fast_onednn() -> bool:
+    """Return whether oneDNN multiplies float32 faster than what torch takes for it."""
+    known = processor()
+    return (
+        "AMD" in str(known.get("cpu_name", ""))
+        and bool(known.get("avx512_f"))
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def product(rows_MK: Tensor, matrix_KN: Tensor, out: Tensor | None = None) -> Tensor:
+    """rows @ matrix, written to `out` if there is one.
+
+    Where it may be differentiated, which is in a backward that is itself differentiated,
+    it is a product of torch.
+    """
+    if is_widened(rows_MK.dtype):
+        found = (rows_MK.float() @ matrix_KN.float()).to(rows_MK.dtype)
+    elif torch.is_grad_enabled():
+        found = rows_MK @ matrix_KN
+    elif _is_for_onednn(rows_MK, matrix_KN):
+        found = linear(rows_MK.to_mkldnn(), matrix_KN.mT).to_dense()
+    else:
+        return torch.mm(rows_MK, matrix_KN, out=out)
+    return found if out is None else out.copy_(found)
+
+
+def outer(rows_MK: Tensor, grads_MN: Tensor, out: Tensor) -> Tensor:
+    """rows^T @ grads, the gradient of a matrix, written to `out`."""
+    rows = rows_MK.shape[0]
+    if 0 < rows <= FEW_ROWS and rows_MK.dtype == torch.float32:
+        torch.mul(rows_MK[0].unsqueeze(1), grads_MN[0], out=out)
+        for row_K, grad_N in zip(rows_MK[1:], grads_MN[1:], strict=True):
+            out.addr_(row_K, grad_N)
+        return out
+    return product(rows_MK.mT, grads_MN, out)
+
+
+def _is_for_onednn(rows_MK: Tensor, matrix_KN: Tensor) -> bool:
+    if rows_MK.dtype != torch.float32 or not has_fast_onednn():
+        return False
+    m, k, n = *rows_MK.shape, matrix_KN.shape[1]
+    lies_along = rows_MK.stride(1) == 1 and matrix_KN.stride(0) == 1
+    work, rows = ONEDNN_ALONG if lies_along else ONEDNN_ACROSS
+    return m * k * n >= work and min(m, k, n) >= rows
