@@ -37,20 +37,20 @@ class GatherFromTp(torch.autograd.Function):
         return grad.chunk(device_mesh().size())[device_mesh().get_local_rank("tp")]
 
 
-def route(x: Tensor, gate: Tensor, is_masked: bool) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, gate: Tensor, counted: int) -> tuple[Tensor, Tensor]:
+    """Route the tokens; of them and the padding behind, the first `counted` rows count."""
     ranks, rank = device_mesh().size(), device_mesh().get_local_rank("tp")
     tokens = x.shape[0]
     padded = pad(CopyToTp.apply(x), (0, 0, 0, -tokens % ranks))
     mine = padded.chunk(ranks)[rank]
     scores = mine @ CopyToTp.apply(gate)
     chosen = chosen_experts(scores)
-    if is_masked:
-        is_token = torch.arange(padded.shape[0]).chunk(ranks)[rank] < tokens
-        chosen = chosen * is_token.unsqueeze(1)
+    counts_here = torch.arange(padded.shape[0]).chunk(ranks)[rank] < counted
+    chosen = chosen * counts_here.unsqueeze(1)
     counts = chosen.sum(0).long()
     dist.all_reduce(counts, group=device_mesh().get_group("tp"))
     return GatherFromTp.apply(scores * chosen)[:tokens], counts
 
 
 def program(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return route(x, gate, is_masked=True)
+    return route(x, gate, counted=x.shape[0])

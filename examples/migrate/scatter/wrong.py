@@ -1,8 +1,8 @@
-"""The map of the padded tokens is not masked, so a row of padding chooses experts as a
-token does. Counts, and all that is made of them (the expert bias, the sizes of what is
-sent), are too large (B45: torchtitan #3622, #4080). `pad_rows` remembers which rows are
-padding, and a sum over rows that may hold anything but zero is refused. `spmd_types` has
-no word for it."""
+"""The rows of padding are counted, so each of them chooses experts as a token does. Counts,
+and all that is made of them (the expert bias, the sizes of what is sent), are too large
+(B45: torchtitan #3622, #4080). `pad_rows` remembers which rows are padding, and a sum over
+rows of padding that may hold anything but zero is refused. `spmd_types` has no word for
+it."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from placements import I, P, R, S, all_gather, all_reduce, convert, pad_rows
 
 
 def before(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return raw.route(x, gate, is_masked=False)
+    return raw.route(x, gate, counted=2)
 
 
 def after_placements(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,4 +26,4 @@ def after_placements(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after_spmd_types(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    return peer.route(x, gate, is_masked=False)
+    return peer.route(x, gate, counted=2)
