@@ -18,6 +18,7 @@ from spmd_moe.lint.words import (
     MEANS,
     RANK,
     RANKS,
+    STATES,
     WITHOUT_GRADIENT,
 )
 
@@ -38,6 +39,7 @@ class Fact(enum.IntFlag):
     RANK = enum.auto()
     RANKS = enum.auto()  # how many there are
     SIZE = enum.auto()
+    STATE = enum.auto()  # a state dict that was just made
     EXTRA = enum.auto()  # a bias or the like was added to a product
 
 
@@ -199,7 +201,9 @@ class Values:
         if last(name) == "Parameter":
             inner = self.of(argument(node, 0, "data")) & (Fact.DTENSOR | PLACED)
             return Fact.TRAINED | inner
-        if last(name) in ("size", "numel") and owner is not None:
+        if last(name) in STATES:
+            return Fact.STATE | Fact.PLAIN
+        if last(name) == "size" and owner is not None:
             is_of_ranks = bool(words_in(owner) & {"mesh", "group", "device_mesh", "pg"})
             by_words = any(w.endswith(("mesh", "group")) for w in words_in(owner))
             return Fact.PLAIN | (Fact.RANKS if is_of_ranks or by_words else Fact.SIZE)
