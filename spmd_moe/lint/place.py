@@ -51,6 +51,9 @@ def is_collective(name: str) -> bool:
     return fits and (f"{head}.".startswith((DIST, "funcol.", "torch.ops.")) or not head)
 
 
+_OPS = ("sum", "avg", "max", "min", "product")
+
+
 def reduce_op(node: ast.AST, file: File) -> str:
     """Return SUM, AVG, MAX, ... as a call writes it; "" if it does not."""
     if not isinstance(node, ast.Call):
@@ -58,7 +61,8 @@ def reduce_op(node: ast.AST, file: File) -> str:
     op = argument(node, 99, "op", "reduceOp", "reduce_op")
     if op is None:
         for one in node.args[1:]:
-            if "ReduceOp." in file.imports.name_of(one):
+            is_text = isinstance(one, ast.Constant) and one.value in _OPS
+            if is_text or "ReduceOp." in file.imports.name_of(one):
                 op = one
     if isinstance(op, ast.Constant) and isinstance(op.value, str):
         return op.value.upper()

@@ -106,11 +106,11 @@ class Values:
 
     def _together(self, parts: list[ast.expr]) -> Fact:
         found = Fact.NONE
+        is_plain = bool(parts)
         for part in parts:
             found |= self.of(part)
-        if found & (Fact.TRAINED | Fact.COMPUTED):
-            found &= ~Fact.PLAIN
-        return found
+            is_plain = is_plain and bool(self.of(part) & Fact.PLAIN)
+        return found if is_plain else found & ~Fact.PLAIN
 
     def _of_attribute(self, node: ast.Attribute) -> Fact:
         known = (
@@ -162,6 +162,10 @@ class Values:
         owner = cast(ast.Attribute, node.func).value if is_method else None
         parts = [*([owner] if owner is not None else []), *node.args]
         taken = self._together(parts)
+        if owner is not None:  # its arguments are settings, as in x.softmax(-1)
+            taken = taken & ~Fact.PLAIN | self.of(owner) & Fact.PLAIN
+        elif not name.startswith("torch."):
+            taken &= ~Fact.PLAIN
         what = name or method
         if WITHOUT_GRADIENT.search(what):
             kept = taken & (Fact.DTENSOR | PLACED) if LIKE_THEIR_TENSOR.search(what) else 0
