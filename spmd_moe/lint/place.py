@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from spmd_moe.lint.imports import Imports
 from spmd_moe.lint.record import CERTAIN, LIKELY
-from spmd_moe.lint.trees import inside
+from spmd_moe.lint.trees import argument, inside, last
 from spmd_moe.lint.values import Fact, Values
 from spmd_moe.lint.words import DIST, EXPERTS_IN_USE, NOT_TRAINED_THERE, RANKS_IN_USE
 
@@ -49,6 +49,24 @@ def is_collective(name: str) -> bool:
     words = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "allreduce")
     fits = any(tail.lstrip("_").startswith(word) for word in words)
     return fits and (f"{head}.".startswith((DIST, "funcol.", "torch.ops.")) or not head)
+
+
+_OPS = ("sum", "avg", "max", "min", "product")
+
+
+def reduce_op(node: ast.AST, file: File) -> str:
+    """Return SUM, AVG, MAX, ... as a call writes it; "" if it does not."""
+    if not isinstance(node, ast.Call):
+        return ""
+    op = argument(node, 99, "op", "reduceOp", "reduce_op")
+    if op is None:
+        for one in node.args[1:]:
+            is_text = isinstance(one, ast.Constant) and one.value in _OPS
+            if is_text or "ReduceOp." in file.imports.name_of(one):
+                op = one
+    if isinstance(op, ast.Constant) and isinstance(op.value, str):
+        return op.value.upper()
+    return last(file.imports.name_of(op).removesuffix(".name")) if op is not None else ""
 
 
 @dataclass

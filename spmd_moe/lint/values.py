@@ -18,6 +18,7 @@ from spmd_moe.lint.words import (
     MEANS,
     RANK,
     RANKS,
+    STATES,
     WITHOUT_GRADIENT,
 )
 
@@ -38,6 +39,7 @@ class Fact(enum.IntFlag):
     RANK = enum.auto()
     RANKS = enum.auto()  # how many there are
     SIZE = enum.auto()
+    STATE = enum.auto()  # a state dict that was just made
     EXTRA = enum.auto()  # a bias or the like was added to a product
 
 
@@ -104,11 +106,11 @@ class Values:
 
     def _together(self, parts: list[ast.expr]) -> Fact:
         found = Fact.NONE
+        is_plain = bool(parts)
         for part in parts:
             found |= self.of(part)
-        if found & (Fact.TRAINED | Fact.COMPUTED):
-            found &= ~Fact.PLAIN
-        return found
+            is_plain = is_plain and bool(self.of(part) & Fact.PLAIN)
+        return found if is_plain else found & ~Fact.PLAIN
 
     def _of_attribute(self, node: ast.Attribute) -> Fact:
         known = (
@@ -160,6 +162,10 @@ class Values:
         owner = cast(ast.Attribute, node.func).value if is_method else None
         parts = [*([owner] if owner is not None else []), *node.args]
         taken = self._together(parts)
+        if owner is not None:  # its arguments are settings, as in x.softmax(-1)
+            taken = taken & ~Fact.PLAIN | self.of(owner) & Fact.PLAIN
+        elif not name.startswith("torch."):
+            taken &= ~Fact.PLAIN
         what = name or method
         if WITHOUT_GRADIENT.search(what):
             kept = taken & (Fact.DTENSOR | PLACED) if LIKE_THEIR_TENSOR.search(what) else 0
@@ -199,7 +205,9 @@ class Values:
         if last(name) == "Parameter":
             inner = self.of(argument(node, 0, "data")) & (Fact.DTENSOR | PLACED)
             return Fact.TRAINED | inner
-        if last(name) in ("size", "numel") and owner is not None:
+        if last(name) in STATES:
+            return Fact.STATE | Fact.PLAIN
+        if last(name) == "size" and owner is not None:
             is_of_ranks = bool(words_in(owner) & {"mesh", "group", "device_mesh", "pg"})
             by_words = any(w.endswith(("mesh", "group")) for w in words_in(owner))
             return Fact.PLAIN | (Fact.RANKS if is_of_ranks or by_words else Fact.SIZE)

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from spmd_moe.lint.place import Class, File, Function, Place
+from spmd_moe.lint.place import Class, File, Function, Place, reduce_op
 from spmd_moe.lint.record import Match
 from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.trees import argument, inside, last
@@ -191,10 +191,13 @@ class Walk:
 
     def _summed_in_place(self, call: ast.Call) -> None:
         name = self._file.imports.name_of(call.func)
-        if name.startswith(DIST) and last(name) in SUMMING:
+        if name.startswith(DIST) and last(name) in SUMMING and self._sums(call):
             target = argument(call, 0, "tensor", "output")
             if target is not None:
                 self._bind(target, self._values.of(target) | Fact.REDUCED)
+
+    def _sums(self, call: ast.Call) -> bool:
+        return reduce_op(call, self._file) in ("", "SUM", "AVG")
 
     def _effects(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Assign):

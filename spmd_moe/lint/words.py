@@ -56,6 +56,10 @@ LIKE_THEIR_TENSOR = re.compile(
 )
 MEANS = re.compile(r"(?:^|\.)(?:mean|cross_entropy|nll_loss|mse_loss|nanmean)$")
 
+STATES = {
+    "state_dict", "get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"
+}  # fmt: skip
+
 # What names of variables tell.
 RANK = re.compile(
     r"^_?(?:(?:get|my|this|cur|current|local|global|world|dp|tp|ep|pp|sp|cp|dcp|etp|edp"

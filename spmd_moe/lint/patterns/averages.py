@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from spmd_moe.lint.patterns.collectives import reduce_op
-from spmd_moe.lint.place import Place, is_collective
+from spmd_moe.lint.place import Place, is_collective, reduce_op
 from spmd_moe.lint.record import CERTAIN, LIKELY, LOOK, Match
 from spmd_moe.lint.trees import argument, inside, last, words_in, written
 from spmd_moe.lint.values import Fact
@@ -21,9 +20,10 @@ def averaged(node: ast.AST, at: Place) -> Iterator[Match]:
     """`ReduceOp.AVG`, `Partial("avg")`, or a division by how many ranks there are."""
     if isinstance(node, ast.Call):
         name = at.name_of(node.func)
-        if is_collective(name) and reduce_op(node, at) == "AVG":
+        if is_collective(name) and reduce_op(node, at.file) == "AVG":
             sent = argument(node, 0, "tensor", "self")
-            yield Match(node, _how(sent, at), written(sent))
+            if not _is_only_shown(sent, at):
+                yield Match(node, _how(sent, at), written(sent))
         elif last(name) in _PLACED or _is_method(node, *_PLACED):
             if any(_is_average(part, at) for one in _given(node) for part in inside(one)):
                 yield Match(node, LIKELY)
@@ -56,12 +56,20 @@ def _divided(
     node: ast.AST, what: ast.expr | None, by: ast.expr | None, at: Place
 ) -> Iterator[Match]:
     """`x /= world_size` of a sum over ranks, or of a gradient or loss."""
-    if what is None or not at.of(by) & Fact.RANKS:
+    if what is None or not at.of(by) & Fact.RANKS or _is_only_shown(what, at):
         return
     known = at.of(what)
     is_sum = known & (Fact.REDUCED | Fact.GRADIENT)
     if is_sum or (isinstance(what, ast.Call) and is_collective(at.name_of(what.func))):
         yield Match(node, _how(what, at), written(what))
+
+
+def _is_only_shown(value: ast.expr | None, at: Place) -> bool:
+    """Whether it is a time, a size or the like, and neither a gradient nor a loss."""
+    known = at.of(value)
+    if value is None or not known & Fact.PLAIN or known & Fact.GRADIENT:
+        return False
+    return not any(w in name for name in words_in(value) for w in ("loss", "grad"))
 
 
 def _how(value: ast.expr | None, at: Place) -> str:

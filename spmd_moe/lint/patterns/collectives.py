@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from spmd_moe.lint.place import Place, is_collective
+from spmd_moe.lint.place import Place, is_collective, reduce_op
 from spmd_moe.lint.record import LIKELY, LOOK, Match
 from spmd_moe.lint.trees import argument, inside, last, words_in, written
 from spmd_moe.lint.values import Fact
@@ -18,6 +18,10 @@ from spmd_moe.lint.words import (
     SUMMING,
 )
 
+# What functions of layers are called, by a part of their names.
+_OF_LAYERS = (
+    "forward", "call", "dispatch", "combine", "expert", "moe", "mlp", "rout", "permute"
+)  # fmt: skip
 Table = dict[str, tuple[int, tuple[str, ...]]]
 
 
@@ -34,7 +38,7 @@ def _sent(node: ast.AST, at: Place, table: Table) -> ast.expr | None:
 
 def _undifferentiated(node: ast.AST, at: Place, table: Table) -> Iterator[Match]:
     sent = _sent(node, at, table)
-    if sent is None or reduce_op(node, at) not in ("", "SUM"):
+    if sent is None or reduce_op(node, at.file) not in ("", "SUM"):
         return
     sure = at.gradient(sent)
     if sure is not None:
@@ -51,20 +55,6 @@ def raw_exchange(node: ast.AST, at: Place) -> Iterator[Match]:
     yield from _undifferentiated(node, at, RAW_EXCHANGES)
 
 
-def reduce_op(node: ast.AST, at: Place) -> str:
-    """Return SUM, AVG, MAX, ... as a call writes it; "" if it does not."""
-    if not isinstance(node, ast.Call):
-        return ""
-    op = argument(node, 99, "op", "reduceOp", "reduce_op")
-    if op is None:
-        for one in node.args[1:]:
-            if "ReduceOp." in at.name_of(one):
-                op = one
-    if isinstance(op, ast.Constant) and isinstance(op.value, str):
-        return op.value.upper()
-    return last(at.name_of(op).removesuffix(".name")) if op is not None else ""
-
-
 def fixed_backward(node: ast.AST, at: Place) -> Iterator[Match]:
     """A collective whose backward takes the result for one that ranks use differently."""
     if not isinstance(node, ast.Call):
@@ -73,7 +63,7 @@ def fixed_backward(node: ast.AST, at: Place) -> Iterator[Match]:
     is_ours = (name.startswith(NN) and last(name) in OF_NN) or (
         name.startswith("funcol.") and last(name) in FUNCTIONAL
     )
-    if not is_ours or at.no_grad or reduce_op(node, at) in ("MAX", "MIN", "PRODUCT"):
+    if not is_ours or at.no_grad or reduce_op(node, at.file) in ("MAX", "MIN", "PRODUCT"):
         return
     sent = argument(node, 0, "tensor", "self", "input")
     if sent is None or at.of(sent) & Fact.PLAIN:
@@ -102,6 +92,8 @@ def counts(node: ast.AST, at: Place) -> Iterator[Match]:
 def leaves_early(node: ast.AST, at: Place) -> Iterator[Match]:
     """A rank without tokens returns before a collective that the others enter."""
     if not isinstance(node, ast.If) or at.function is None or not _asks_for_rows(node.test):
+        return
+    if not any(word in name.lower() for name in at.names for word in _OF_LAYERS):
         return
     is_left = isinstance(node.body[-1], ast.Return)
     if is_left and not at.file.collective_in(node):

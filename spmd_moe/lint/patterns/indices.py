@@ -48,7 +48,7 @@ def _are_rows(node: ast.AST, at: Place) -> bool:
         return last(at.name_of(node.func)) == "arange"
     word = last(ast.unparse(node.value if isinstance(node, ast.Subscript) else node))
     return ROWS.search(word) is not None and word.endswith(
-        ("ids", "idx", "indices", "index", "tokens", "positions", "rows", "slots", "T", "N")
+        ("ids", "indices", "tokens", "positions", "rows", "slots", "idxs", "inds")
     )
 
 
@@ -85,7 +85,9 @@ def _is_text(call: ast.Call) -> bool:
 
 def even(node: ast.AST, at: Place) -> Iterator[Match]:
     """A buffer of `ranks * x.shape[0]` rows: as many for all ranks as for this one."""
-    if not isinstance(node, ast.Call) or last(ast.unparse(node.func)) not in _MAKES:
+    if not isinstance(node, ast.Call) or at.no_grad:
+        return
+    if last(ast.unparse(node.func)) not in _MAKES:
         return
     for one in (*node.args, *(k.value for k in node.keywords if k.arg == "size")):
         for part in inside(one):

@@ -5,14 +5,8 @@ from collections.abc import Iterator
 
 from spmd_moe.lint.place import Place
 from spmd_moe.lint.record import LIKELY, LOOK, Match
-from spmd_moe.lint.trees import argument, inside, last, words_in, written
-
-_STATES = {
-    "state_dict",
-    "get_model_state_dict",
-    "get_optimizer_state_dict",
-    "get_state_dict",
-}
+from spmd_moe.lint.trees import argument, inside, words_in, written
+from spmd_moe.lint.values import Fact
 
 
 def saved(node: ast.AST, at: Place) -> Iterator[Match]:
@@ -29,7 +23,7 @@ def saved(node: ast.AST, at: Place) -> Iterator[Match]:
     if not (is_torch or is_dcp) or not at.file.has_ranks:
         return
     state = argument(node, 0, "state_dict", "obj")
-    if state is None or not _is_state_of_model(state):
+    if state is None or not _is_state_of_model(state, at):
         return
     if at.file.cuts_experts:
         yield Match(node, LIKELY if is_torch else LOOK, written(state))
@@ -37,13 +31,12 @@ def saved(node: ast.AST, at: Place) -> Iterator[Match]:
         yield Match(node, LOOK, written(state))
 
 
-def _is_state_of_model(node: ast.expr) -> bool:
+def _is_state_of_model(node: ast.expr, at: Place) -> bool:
     """Whether parameters or moments are in it; schedulers and scalers are on every rank."""
-    words = {w.lower() for w in words_in(node)}
+    words = {word.lower() for word in words_in(node)}
     if any(part in w for w in words for part in ("scheduler", "scaler", "rng", "sampler")):
         return False
-    asked = {last(w) for w in words} & _STATES
-    return bool(asked) or any(w.endswith("state_dict") for w in words)
+    return any(at.of(one) & Fact.STATE for one in inside(node) if isinstance(one, ast.expr))
 
 
 def local_names(node: ast.AST, at: Place) -> Iterator[Match]:
