@@ -2,8 +2,9 @@
 
 An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
 `dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
-(rows by expert -> rows by slot). This file has the one for experts that are here, and
-`own_rows`, which sees pieces of a global tensor as this rank's own rows.
+(rows by expert -> rows by slot), which can be started and finished apart. This file has
+the one for experts that are here, and `own_rows`, which sees pieces of a global tensor as
+this rank's own rows.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from torch import Tensor
 from placements import (
     AxisType,
     On,
+    Pending,
     Shard,
     Varying,
     reinterpret,
@@ -33,9 +35,9 @@ from spmd_moe.route import Routing
 @typed
 @dataclass(frozen=True)
 class Slots:
-    """This rank's slots, sorted by expert: a copy of the token for each."""
+    """This rank's slots, sorted by expert."""
 
-    rows_ND: ND
+    order_N: IndexN
     counts_E: CountsE
     inverse_N: IndexN  # from expert order back to slot order
 
@@ -62,6 +64,14 @@ class Dispatched:
     counts_list: list[int] | None = None
 
 
+@dataclass(frozen=True)
+class Returning:
+    """Rows by expert that go back to the ranks of their tokens, or are there."""
+
+    rows: Tensor | Pending
+    plan: Plan
+
+
 class AbstractDispatcher(ABC):
     """What brings tokens to experts and back."""
 
@@ -73,9 +83,17 @@ class AbstractDispatcher(ABC):
     def on_expert_mesh(self) -> AbstractContextManager[object]:
         """Make the mesh of the rows that `dispatch` returns current."""
 
-    @abstractmethod
     def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
         """Rows, expert by expert -> rows in the order of the slots."""
+        return self.collect_finish(self.collect_start(rows_MD, plan))
+
+    @abstractmethod
+    def collect_start(self, rows_MD: Tensor, plan: Plan) -> Returning:
+        """Send the rows back; what follows is computed while they are under way."""
+
+    @abstractmethod
+    def collect_finish(self, returning: Returning) -> Tensor:
+        """Wait for the rows, and put them in the order of the slots."""
 
 
 def own_rows(x: Tensor) -> Tensor:
@@ -117,24 +135,34 @@ def copy_tokens(
 
 
 @typed
-def fill_slots(x_TD: TD, routing: Routing, layout: Layout, *, weigh: bool) -> Slots:
+def sort_by_expert(routing: Routing) -> Slots:
+    """Slots of this rank's own tokens -> their order by expert, and their counts.
+
+    A token may name an expert more than once; each time is a slot of its own.
+    """
+    expert_ids_TK, experts = own_rows(routing.expert_ids_TK), routing.counts_E.shape[0]
+    order_N = sort_slots(expert_ids_TK)
+    return Slots(order_N, count_own(expert_ids_TK, experts), inverse(order_N))
+
+
+@typed
+def fill_slots(
+    x_TD: TD, routing: Routing, order_N: IndexN, layout: Layout, *, weigh: bool
+) -> ND:
     """tokens -> a row for every slot, sorted by expert.
 
     With `weigh` the rows are multiplied by their gates, in at least float32. Which token a
-    slot copies is an index of this rank's own rows of `x_TD` and of no other tensor. A
-    token may name an expert more than once; each time is a slot of its own.
+    slot copies is an index of this rank's own rows of `x_TD` and of no other tensor.
     Backward: a token's gradient is the sum over its slots. Communicates nothing.
     """
-    choices, experts = routing.expert_ids_TK.shape[1], routing.counts_E.shape[0]
-    expert_ids_TK = own_rows(routing.expert_ids_TK)
-    order_N = sort_slots(expert_ids_TK)
+    choices = routing.expert_ids_TK.shape[1]
     token_of_slot_N = own_rows(row_numbers(x_TD, 0)).repeat_interleave(choices)[order_N]
     rows_ND = copy_tokens(x_TD, token_of_slot_N, layout)
     if weigh:
         gates_N = own_rows(routing.gates_TK).flatten()[order_N]
         wide = wide_dtype(rows_ND, gates_N)
         rows_ND = (rows_ND.to(wide) * gates_N.unsqueeze(1)).to(x_TD.dtype)
-    return Slots(rows_ND, count_own(expert_ids_TK, experts), inverse(order_N))
+    return rows_ND
 
 
 @dataclass(frozen=True)
@@ -149,15 +177,24 @@ class LocalDispatcher(AbstractDispatcher):
         self, x_TD: Annotated[TD, On("{self.layout.tokens}")], routing: Routing
     ) -> Dispatched:
         """tokens -> rows sorted by expert. Communicates nothing."""
-        slots = fill_slots(x_TD, routing, self.layout, weigh=self.score_before_experts)
-        return Dispatched(slots.rows_ND, slots.counts_E, Plan(slots))
+        slots, before = sort_by_expert(routing), self.score_before_experts
+        rows_ND = fill_slots(x_TD, routing, slots.order_N, self.layout, weigh=before)
+        return Dispatched(rows_ND, slots.counts_E, Plan(slots))
 
     def on_expert_mesh(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     @typed
-    def collect(
+    def collect_start(
         self, rows_MD: Annotated[MD, On("{self.layout.computed}")], plan: Plan
+    ) -> Returning:
+        """rows by expert -> the same, which are there. Communicates nothing."""
+        return Returning(rows_MD, plan)
+
+    @typed
+    def collect_finish(
+        self, returning: Returning
     ) -> Annotated[ND, On("{self.layout.collected}")]:
         """rows by expert -> rows by slot. Communicates nothing."""
-        return rows_MD.index_select(0, plan.slots.inverse_N)
+        assert isinstance(returning.rows, Tensor)
+        return returning.rows.index_select(0, returning.plan.slots.inverse_N)

@@ -114,17 +114,21 @@ class MoE(KeepsRoutings):
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():
             rows_MD = self.experts(sent.rows_MD, sent.counts_G, sent.counts_list)
+        # The shared experts run while the rows of the routed ones are on their way back.
         # all-to-all over ep in C1, C2, C5, C5 no SP
-        rows_ND = self.dispatcher.collect(rows_MD, sent.plan)
-        y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
-        # convert in C2
-        y_TD = _move(y_TD, at.combined, at.added, rows)
+        returning = self.dispatcher.collect_start(rows_MD, sent.plan)
+        shared_TD = None
         if self.shared_experts is not None:
             # all-gather in C1; convert in C2
             shared_TD = _move(entered_TD, at.entered, at.shared_input, rows)
             shared_TD = self.shared_experts(shared_TD)
             # reduce-scatter in C1
-            y_TD = y_TD + _move(shared_TD, at.shared_output, at.added, rows)
+            shared_TD = _move(shared_TD, at.shared_output, at.added, rows)
+        rows_ND = self.dispatcher.collect_finish(returning)
+        y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
+        # convert in C2
+        y_TD = _move(y_TD, at.combined, at.added, rows)
+        y_TD = y_TD if shared_TD is None else y_TD + shared_TD
         # all-reduce in C2, C4, C5 no SP; reduce-scatter in C3, C5
         y_TD = _move(y_TD, at.added, at.output, rows)
         return y_TD.view_as(x)

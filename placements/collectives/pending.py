@@ -70,6 +70,8 @@ class Pending:
         if mode is None:
             return self._landed(None, flight)
         with unseen(), suspended():
+            if mode.observer is not None:
+                mode.observer.waited(self)
             return self._landed(mode, flight)
 
     def _landed(self, mode: Checker | None, flight: Flight) -> Tensor:

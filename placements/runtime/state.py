@@ -35,6 +35,8 @@ class Observer(Protocol):
 
     def started(self, pending: Any) -> None: ...
 
+    def waited(self, pending: Any) -> None: ...
+
 
 class Checker(Protocol):
     """The mode that checks the ops of a block."""

@@ -138,7 +138,7 @@ class Verify(Typecheck):
         self._pending: dict[int, tuple[Tensor, tuple[int, ...], torch.dtype]] = {}
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
         self._hooks: list[RemovableHandle] = []
-        self._started: list[weakref.ref[Pending]] = []
+        self._under_way: dict[int, weakref.ref[Pending]] = {}
         self._expected.start_step()
 
     def steps(self) -> "Steps[Verify]":
@@ -168,8 +168,8 @@ class Verify(Typecheck):
         """
         with unseen():
             log = self._finished_log()
-        for pending in [started() for started in self._started]:
-            if pending is not None and not pending.is_waited:
+        for pending in [of_one() for of_one in self._under_way.values()]:
+            if pending is not None:  # else it was dropped, and has told so
                 warn_user(f"verify: {pending.not_waited()}", NotWaitedWarning)
         for handle in self._hooks:
             handle.remove()
@@ -344,7 +344,11 @@ class Verify(Typecheck):
 
     def started(self, pending: Pending) -> None:
         """Watch for an exchange that nobody waits for."""
-        self._started.append(weakref.ref(pending))
+        self._under_way[id(pending)] = weakref.ref(pending)
+
+    def waited(self, pending: Pending) -> None:
+        """Watch for it no longer."""
+        self._under_way.pop(id(pending), None)
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:
