@@ -79,7 +79,7 @@ INTEGERS = re.compile(
     r"|shapes|seqlens?|flags?|steps?|ranks?|world_size|seed|bool|finished|done|overflow"
     r"|rng|rng_state|order|perm|permutation|map|tokens_per_expert|input_tokens|token_ids|"
     r"bytes|byte_tensor|obj\w*|metadata|header|hash|digest|checksum|status|signal|time|times"
-    r"|elapsed|latency|memory|mem|norm|norms|total_norm|cu_seqlens|epoch|iteration|tokens_E"
+    r"|elapsed|latency|memory|mem|total_norm|grad_norm|cu_seqlens|epoch|iteration|tokens_E"
     r"|num_\w+|is_\w+|has_\w+|n_\w+)$"
 )
 ROWS = re.compile(
@@ -88,7 +88,7 @@ ROWS = re.compile(
 )
 COUNTS = re.compile(
     r"tokens?_per_(?:local_)?expert|expert_(?:counts?|load|usage|tokens)|^counts?_E"
-    r"|num_tokens_per_\w*expert|tokens_per_\w*expert"
+    r"|num_tokens_per_\w*expert|tokens_per_\w*expert|^(?:local_)?counts$"
 )
 EXPERTS_IN_USE = re.compile(
     r"\bep_(?:mesh|group|size|degree|rank|ranks|enabled|params|world_size)\b|expert_parallel"

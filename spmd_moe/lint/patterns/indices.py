@@ -84,8 +84,14 @@ def _is_text(call: ast.Call) -> bool:
 
 
 def even(node: ast.AST, at: Place) -> Iterator[Match]:
-    """A buffer of `ranks * x.shape[0]` rows: as many for all ranks as for this one."""
-    if not isinstance(node, ast.Call) or at.no_grad:
+    """A buffer of `ranks * x.shape[0]` rows, or an offset of `rank * x.shape[0]`."""
+    if at.no_grad or not at.file.has_ranks:
+        return
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = (at.of(node.left), at.of(node.right))
+        if any(a & Fact.RANK and b & Fact.SIZE for a, b in (sides, sides[::-1])):
+            yield Match(node, LOOK, written(node))
+    if not isinstance(node, ast.Call):
         return
     if last(ast.unparse(node.func)) not in _MAKES:
         return
