@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
 from torch import Tensor
 
-from placements import register_op
+from placements import in_transform, register_op
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
 
@@ -50,6 +50,9 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
             f"the rows are {rows_MK.dtype} and the matrices {matrices_GKN.dtype}, but they "
             "must have one dtype: cast the input or the module, or use torch.autocast"
         )
+    if in_transform():  # transforms have no derivatives of an op that is not torch's own
+        with without_autocast(rows_MK):
+            return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
     return _grouped_mm(rows_MK, matrices_GKN, ends_G)
 
 
