@@ -18,6 +18,7 @@ interop        other checkers as second opinions
 from placements._torch import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch import WatchesItsState as WatchesItsState
 from placements._torch import in_backward as in_backward
+from placements._torch import in_transform as in_transform
 from placements.annotations.boundaries import move_at as move_at
 from placements.annotations.declarations import assert_type as assert_type
 from placements.annotations.declarations import declare as declare

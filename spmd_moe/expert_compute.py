@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from placements import type_of
+from placements import in_transform, type_of
 from spmd_moe.grouped_mm import (
     check_groups,
     check_integers,
@@ -108,7 +108,9 @@ class ByExpert(AbstractExpertCompute):
 
 def is_plain_cpu(*operands: Tensor) -> bool:
     """Return whether `operands` are in this memory, without types, and not traced."""
-    return not torch.compiler.is_compiling() and all(
+    if torch.compiler.is_compiling() or in_transform():
+        return False
+    return all(
         x.device.type == "cpu"
         and x.layout == torch.strided
         and not is_dispatched(x)

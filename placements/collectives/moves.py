@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from placements._torch import in_transform
 from placements.collectives import transport
 from placements.collectives.precision import NOTHING_SAID, Dtypes
 from placements.collectives.transport import AxisRanks
@@ -235,6 +236,28 @@ class _Apply(torch.autograd.Function):
         return run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
 
 
+class _Transformed(torch.autograd.Function):
+    """The same in a form that the transforms of torch.func know, and that takes longer."""
+
+    @staticmethod
+    def forward(x: Tensor, move: Move) -> Tensor:
+        result = move.run(x)
+        return x.view_as(x) if result is x else result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Move], output: Tensor) -> None:
+        x, ctx.move = inputs
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _apply(grads[0], ctx.move.dual(ctx.dtype)), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _apply(tangents[0], ctx.move)  # moves are linear
+
+
 def run_dual(dual: Move, grad: Tensor) -> Tensor:
     """Run the move of a gradient, in backward."""
     if torch.is_grad_enabled():  # this backward is itself differentiated
@@ -245,7 +268,13 @@ def run_dual(dual: Move, grad: Tensor) -> Tensor:
     return dual.run(grad)
 
 
-_apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
+_APPLY: tuple[Callable[[Tensor, Move], Tensor], ...] = (
+    cast(Any, _Apply).apply, cast(Any, _Transformed).apply
+)  # fmt: skip
+
+
+def _apply(x: Tensor, move: Move) -> Tensor:
+    return _APPLY[in_transform()](x, move)
 
 
 def apply(move: Move, x: Tensor) -> Tensor:
