@@ -2,7 +2,8 @@
 
 An `AbstractDispatcher` does so in three steps, and says for each whether it communicates:
 `dispatch` (tokens -> rows by expert), `on_expert_mesh` (where the experts run), `collect`
-(rows by expert -> rows by slot). This file has the one for experts that are here.
+(rows by expert -> rows by slot), which can be started and finished apart. This file has
+the one for experts that are here.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from placements import Index, On, assert_type, row_numbers, type_of, typed
+from placements import Index, On, Pending, assert_type, row_numbers, type_of, typed
 from spmd_moe.dims import MD, ND, TD, CountsG, IndexN
 from spmd_moe.layouts import Layout
 from spmd_moe.paths.own import own_rows, own_size
@@ -53,6 +54,14 @@ class Dispatched:
     counts_list: list[int] | None = None
 
 
+@dataclass(frozen=True)
+class Returning:
+    """Rows by expert that go back to the ranks of their tokens, or are there."""
+
+    rows: Tensor | Pending
+    plan: Plan
+
+
 class AbstractDispatcher(ABC):
     """What brings tokens to experts and back."""
 
@@ -64,9 +73,17 @@ class AbstractDispatcher(ABC):
     def on_expert_mesh(self) -> AbstractContextManager[object]:
         """Make the mesh of the rows that `dispatch` returns current."""
 
-    @abstractmethod
     def collect(self, rows_MD: Tensor, plan: Plan) -> Tensor:
         """Rows, expert by expert -> rows in the order of the slots."""
+        return self.collect_finish(self.collect_start(rows_MD, plan))
+
+    @abstractmethod
+    def collect_start(self, rows_MD: Tensor, plan: Plan) -> Returning:
+        """Send the rows back; what follows is computed while they are under way."""
+
+    @abstractmethod
+    def collect_finish(self, returning: Returning) -> Tensor:
+        """Wait for the rows, and put them in the order of the slots."""
 
 
 @typed
@@ -142,8 +159,16 @@ class LocalDispatcher(AbstractDispatcher):
         return nullcontext()
 
     @typed
-    def collect(
+    def collect_start(
         self, rows_MD: Annotated[MD, On("{self.layout.computed}")], plan: Plan
+    ) -> Returning:
+        """rows by expert -> the same, which are there. Communicates nothing."""
+        return Returning(rows_MD, plan)
+
+    @typed
+    def collect_finish(
+        self, returning: Returning
     ) -> Annotated[ND, On("{self.layout.collected}")]:
         """rows by expert -> rows by slot. Communicates nothing."""
-        return rows_MD.index_select(0, plan.inverse_N)
+        assert isinstance(returning.rows, Tensor)
+        return returning.rows.index_select(0, returning.plan.inverse_N)

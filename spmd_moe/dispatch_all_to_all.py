@@ -2,9 +2,10 @@
 
     dispatch    sort the slots by expert            local, dense mesh
                 name the ranks (edp, ep, etp)       local, reinterpret_mesh
-                agree on how many rows go where     `agreement.py`: all-to-all of counts
-                send the rows                       `equal_split.py`: all-to-all over ep
-                regroup them by expert              `regroup.py`: local, sparse mesh
+                agree on how many rows go where     paths/agreement.py: all-to-all of counts
+                copy the token of each slot         local, dense mesh; meanwhile
+                send the rows                       paths/equal_split.py: all-to-all over ep
+                regroup them by expert              paths/regroup.py: local, sparse mesh
     collect     the same steps undone, from the last to the first; no counts
 
 With etp > 1 all etp ranks exchange the same rows: they are Replicate there going out, and
@@ -20,8 +21,10 @@ from torch import Tensor
 from placements import (
     Mesh,
     On,
+    Pending,
     Varying,
     all_to_all,
+    all_to_all_start,
     current_mesh,
     reinterpret_mesh,
     set_current_mesh,
@@ -33,6 +36,7 @@ from spmd_moe.dispatch import (
     AbstractDispatcher,
     Dispatched,
     Plan,
+    Returning,
     Slots,
     fill_slots,
     sort_by_expert,
@@ -88,62 +92,74 @@ class AllToAllDispatcher(AbstractDispatcher):
         or what the agreement says instead of the first.
         """
         slots = sort_by_expert(routing)
-        agreed = self._agree(slots)
-        rows = reinterpret_mesh(self._rows_to_send(x_TD, routing, slots, agreed), self.mesh)
+        rows, agreed = self._rows_to_send(x_TD, routing, slots)
+        rows, exchange = reinterpret_mesh(rows, self.mesh), agreed.exchange
         with self.on_expert_mesh():
-            rows_MD = self._sent(rows, agreed.exchange, out=True)
+            sends, receives = exchange.sizes(out=True)
+            came = all_to_all(
+                rows, "ep", src=Varying(), dst=Varying(),
+                input_split_sizes=sends, output_split_sizes=receives,
+            )  # fmt: skip
+            rows_MD = exchange.after(came, out=True)
             regrouping = self.regrouper(agreed, rows_MD.shape[0])
-            plan = ExchangePlan(slots.inverse_N, agreed.exchange, regrouping)
+            plan = ExchangePlan(slots.inverse_N, exchange, regrouping)
             by_expert_MD = regrouping.to_experts(rows_MD)
             known = regrouping.counts_list
             return Dispatched(by_expert_MD, regrouping.counts_G, plan, known)
 
-    def _agree(self, slots: Slots) -> Agreed:
-        counts_E, ranks = (
-            reinterpret_mesh(slots.own.counts_E, self.mesh),
-            self.mesh.require("ep"),
-        )
+    def _rows_to_send(
+        self, x_TD: Tensor, routing: Routing, slots: Slots
+    ) -> tuple[Tensor, Agreed]:
+        """Return the rows by rank and expert, padded if that is agreed, and the agreement.
+
+        Tokens are copied while the ranks agree.
+        """
+        turns, before = slots.own.turns, self.score_before_experts
+        counts_E = reinterpret_mesh(slots.own.counts_E, self.mesh)
+        ranks, num_rows = self.mesh.require("ep"), slots.order_N.shape[0]
         with self.on_expert_mesh():
             counts_WG = counts_E.view(ranks, -1)
-            rows = slots.order_N.shape[0]
-            return self.agreement.agree(counts_WG, rows, slots.own.turns, self.mesh)
-
-    def _rows_to_send(
-        self, x_TD: Tensor, routing: Routing, slots: Slots, agreed: Agreed
-    ) -> Tensor:
-        """Return the rows by rank and expert, padded to equal splits if it was agreed."""
-        exchange, before = agreed.exchange, self.score_before_experts
-        if agreed.turns is not None and goes_direct(
-            agreed.turns, self.mesh.require("ep"), weigh=before
-        ):
-            return direct_rows(own_rows(x_TD), agreed.turns.choices, exchange)
+            agreeing = self.agreement.start(counts_WG, num_rows, turns, self.mesh)
+        is_known = self.agreement.is_known(turns)
+        if is_known and turns is not None and goes_direct(turns, ranks, weigh=before):
+            agreed = agreeing()
+            return direct_rows(own_rows(x_TD), turns.choices, agreed.exchange), agreed
         rows_ND = fill_slots(x_TD, routing, slots, self.layout, weigh=before)
-        return exchange.before(rows_ND, out=True)
-
-    def _sent(self, rows: Tensor, exchange: Exchange, *, out: bool) -> Tensor:
-        """Send what `Exchange.before` gave, and return what came, without padding."""
-        sends, receives = exchange.sizes(out=out)
-        came = all_to_all(
-            rows, "ep", src=Varying(), dst=Varying(),
-            input_split_sizes=sends, output_split_sizes=receives,
-        )  # fmt: skip
-        return exchange.after(came, out=out)
+        with self.on_expert_mesh():
+            agreed = agreeing()
+        return agreed.exchange.before(rows_ND, out=True), agreed
 
     def on_expert_mesh(self) -> AbstractContextManager[object]:
         return set_current_mesh(self.mesh)
 
     @typed
-    def collect(
+    def collect_start(
         self, rows_MD: Annotated[MD, On("{self.layout.computed}")], plan: Plan
-    ) -> Annotated[ND, On("{self.layout.collected}")]:
-        """rows by expert -> rows by slot, back at their tokens' ranks.
+    ) -> Returning:
+        """rows by expert -> on their way to their tokens' ranks.
 
         Backward: all-to-all. Communicates: one all-to-all over ep.
         """
         assert isinstance(plan, ExchangePlan), plan
+        sends, receives = plan.exchange.sizes(out=False)
         with self.on_expert_mesh():
             rows = plan.exchange.before(plan.regrouping.to_senders(rows_MD), out=False)
-            rows_ND = self._sent(rows, plan.exchange, out=False)
+            coming = all_to_all_start(
+                rows, "ep", src=Varying(), dst=Varying(),
+                input_split_sizes=sends, output_split_sizes=receives,
+            )  # fmt: skip
+        return Returning(coming, plan)
+
+    @typed
+    def collect_finish(
+        self, returning: Returning
+    ) -> Annotated[ND, On("{self.layout.collected}")]:
+        """rows on their way -> rows by slot, without padding. Communicates nothing more."""
+        plan = returning.plan
+        assert isinstance(plan, ExchangePlan), plan
+        assert isinstance(returning.rows, Pending)
+        with self.on_expert_mesh():
+            rows_ND = plan.exchange.after(returning.rows.wait(), out=False)
         rows_ND = reinterpret_mesh(rows_ND, current_mesh() or ONE_DEVICE)
         return rows_ND.index_select(0, plan.inverse_N)
 

@@ -128,6 +128,11 @@ def split_sizes(
     return numbers[:ranks], [sum(row) for row in by_sender], by_sender
 
 
-def on_host(sizes: Tensor) -> Any:
-    """Integers -> the same as a list, or as a list of lists; waits for the device."""
+def on_host(sizes: Tensor) -> list[int]:
+    """Integers -> the same as a list; waits for the device."""
     return cast(Any, sizes).tolist()
+
+
+def table_on_host(counts_WG: CountsWG) -> list[list[int]]:
+    """Integers by two dims -> the same as a list of lists; waits for the device."""
+    return cast(Any, counts_WG).tolist()

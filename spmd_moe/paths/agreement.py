@@ -10,8 +10,9 @@ by who knows the splits of all ranks, from numbers that are the same on all of t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -20,7 +21,7 @@ from placements import (
     Replicate,
     Varying,
     all_gather,
-    all_to_all,
+    all_to_all_start,
     assert_type,
     type_of,
     unchecked,
@@ -29,21 +30,19 @@ from spmd_moe.dims import CountsWG
 from spmd_moe.paths.equal_split import Exchange
 from spmd_moe.paths.recorder import ran
 from spmd_moe.paths.round_robin import Turns
-from spmd_moe.permute import on_host, split_sizes
+from spmd_moe.permute import split_sizes, table_on_host
 
 
 @dataclass(frozen=True)
 class Agreed:
     """What ranks agreed on: the exchange, and the rows here by (sender, expert).
 
-    `by_sender` are the numbers of `received_WG` where the host knows them. `turns` are the
-    slots of this rank if all ranks of ep have the same ones.
+    `by_sender` are the numbers of `received_WG` where the host knows them.
     """
 
     exchange: Exchange
     received_WG: CountsWG
     by_sender: list[list[int]] | None
-    turns: Turns | None = None
 
     @property
     def counts_list(self) -> list[int] | None:
@@ -54,27 +53,42 @@ class Agreed:
         )
 
 
+Agreeing: TypeAlias = Callable[[], Agreed]
+
+
 class AbstractAgreement(ABC):
-    """How ranks agree. Called with the sparse mesh current, by all ranks of ep together."""
+    """How ranks agree. All ranks of ep call it together, with the sparse mesh current."""
 
     @abstractmethod
-    def agree(
+    def start(
         self, counts_WG: CountsWG, num_rows: int, turns: Turns | None, mesh: Mesh
-    ) -> Agreed:
-        """Slots of this rank by (rank, expert) -> what goes where."""
+    ) -> Agreeing:
+        """Begin with this rank's slots by (rank, expert); what is returned waits."""
+
+    def is_known(self, turns: Turns | None) -> bool:
+        """Return whether these turns alone say what goes where."""
+        return False
 
 
 @dataclass(frozen=True)
 class ByExchange(AbstractAgreement):
-    """Every rank tells every other how many rows it sends it: one all-to-all."""
+    """Every rank tells every other how many rows it sends it: one all-to-all.
 
-    def agree(
+    It is under way until somebody waits.
+    """
+
+    def start(
         self, counts_WG: CountsWG, num_rows: int, turns: Turns | None, mesh: Mesh
-    ) -> Agreed:
-        received_WG = all_to_all(counts_WG, "ep", src=Varying(), dst=Varying())
+    ) -> Agreeing:
+        coming = all_to_all_start(counts_WG, "ep", src=Varying(), dst=Varying())
         place = mesh.coordinate["ep"]
-        sent, received, known = split_sizes(counts_WG, received_WG, num_rows, place)
-        return Agreed(Exchange(sent, received), received_WG, known)
+
+        def finish() -> Agreed:
+            received_WG = coming.wait()
+            sent, received, known = split_sizes(counts_WG, received_WG, num_rows, place)
+            return Agreed(Exchange(sent, received), received_WG, known)
+
+        return finish
 
 
 @dataclass(frozen=True)
@@ -87,25 +101,26 @@ class ByGather(AbstractAgreement):
 
     max_padding: float
 
-    def agree(
+    def start(
         self, counts_WG: CountsWG, num_rows: int, turns: Turns | None, mesh: Mesh
-    ) -> Agreed:
+    ) -> Agreeing:
         place = mesh.coordinate["ep"]
         # by (sender, rank, expert)
         counts_QWG = all_gather(counts_WG, "ep", src=Varying(), dst=Replicate())
         received_WG = counts_QWG.select(1, place)
         if counts_WG.is_meta or torch.compiler.is_compiling():  # no numbers to decide from
             sent, received, known = split_sizes(counts_WG, received_WG, num_rows, place)
-            return Agreed(Exchange(sent, received), received_WG, known)
-        with unchecked():  # numbers that decide how to send, and not what
-            splits: list[list[int]] = on_host(counts_QWG.sum(2))
-            known = on_host(received_WG)
-            place = int(place)
-        exchange = Exchange(
-            splits[place], [row[place] for row in splits],
-            equal_size(splits, self.max_padding),
-        )  # fmt: skip
-        return Agreed(exchange, received_WG, known)
+            return lambda: Agreed(Exchange(sent, received), received_WG, known)
+
+        def finish() -> Agreed:
+            with unchecked():  # numbers that decide how to send, and not what
+                splits = table_on_host(counts_QWG.sum(2))
+                known = table_on_host(received_WG)
+            size = equal_size(splits, self.max_padding)
+            exchange = Exchange(splits[place], [row[place] for row in splits], size)
+            return Agreed(exchange, received_WG, known)
+
+        return finish
 
 
 @dataclass(frozen=True)
@@ -118,26 +133,31 @@ class ByTurns(AbstractAgreement):
     otherwise: AbstractAgreement
     max_padding: float | None = None
 
-    def agree(
+    def is_known(self, turns: Turns | None) -> bool:
+        return turns is not None
+
+    def start(
         self, counts_WG: CountsWG, num_rows: int, turns: Turns | None, mesh: Mesh
-    ) -> Agreed:
+    ) -> Agreeing:
         if turns is None:
-            return self.otherwise.agree(counts_WG, num_rows, turns, mesh)
+            return self.otherwise.start(counts_WG, num_rows, turns, mesh)
         ran("round_robin_dispatch")
         self._claim_equal_tokens(counts_WG, turns)
-        with unchecked():
-            ranks, place = counts_WG.shape[0], int(mesh.coordinate["ep"])
-        sent = [sum(turns.counts_of_rank(rank, ranks)) for rank in range(ranks)]
-        mine = turns.counts_of_rank(place, ranks)
-        # From every rank come as many as from this one, and all send what this one sends.
+        ranks, place = mesh.require("ep"), mesh.coordinate["ep"]
+        by_rank = [turns.counts_of_rank(rank, ranks) for rank in range(ranks)]
+        sent, mine = [sum(counts) for counts in by_rank], by_rank[place]
         size = None
         if self.max_padding is not None:
             size = equal_size([sent] * ranks, self.max_padding)
         with unchecked():
             received_WG = torch.tensor(mine, device=counts_WG.device).expand(ranks, -1)
-        assert_type(received_WG, type_of(counts_WG) or {})
+        types = type_of(counts_WG)
+        if types is not None:
+            assert_type(received_WG, types)
+        # All ranks send what this one sends, so from each come as many as it sends itself.
         exchange = Exchange(sent, [sent[place]] * ranks, size)
-        return Agreed(exchange, received_WG, [mine] * ranks, turns)
+        agreed = Agreed(exchange, received_WG, [mine] * ranks)
+        return lambda: agreed
 
     def _claim_equal_tokens(self, counts_WG: CountsWG, turns: Turns) -> None:
         """Say that the number of tokens is Replicate on ep; `verify()` compares it."""

@@ -15,9 +15,9 @@ from spmd_moe.paths.recorder import ran
 from spmd_moe.paths.round_robin import Turns
 
 
-def goes_direct(turns: Turns | None, ranks: int, *, weigh: bool) -> bool:
+def goes_direct(turns: Turns, ranks: int, *, weigh: bool) -> bool:
     """Return whether rows of these turns can be made so; `weigh`: gates come first."""
-    return turns is not None and not weigh and turns.choices * ranks == turns.experts
+    return not weigh and turns.choices * ranks == turns.experts
 
 
 def direct_rows(x_TD: Tensor, choices: int, exchange: Exchange) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from placements import unchecked
+from spmd_moe.paths.recorder import ran
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,13 @@ class Exchange:
 
     def after(self, rows: Tensor, *, out: bool) -> Tensor:
         """Return the rows that came, without those of padding."""
-        sizes = self.received if out else self.sent
-        return rows if self.size is None else compact(rows, sizes, self.size)
+        sent, received = (self.sent, self.received) if out else (self.received, self.sent)
+        if self.size is None:
+            return rows
+        name = "equal_split_dispatch" if out else "equal_split_combine"
+        ran(name)
+        ran(f"{name}_padding", self.size * len(sent) - sum(sent))
+        return compact(rows, received, self.size)
 
 
 def pad(rows: Tensor, splits: Sequence[int], size: int) -> Tensor:
