@@ -21,8 +21,8 @@ from placements import (
     typed,
 )
 from spmd_moe.dims import ND, TD, TK
-from spmd_moe.dispatch import own_rows, pieces_like
 from spmd_moe.layouts import Layout
+from spmd_moe.paths.own import own_rows, pieces_like
 from spmd_moe.precision import wide_dtype, without_autocast
 
 

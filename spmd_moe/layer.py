@@ -31,7 +31,7 @@ from spmd_moe.combine import combine
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
-from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
+from spmd_moe.dispatch_all_to_all import AllToAllDispatcher, agreement_of
 from spmd_moe.experts import GroupedExperts, SharedExperts
 from spmd_moe.layouts import Types, configuration, layout
 from spmd_moe.meshes import ONE_DEVICE, dense_mesh, has_axis, make_sparse_mesh
@@ -83,7 +83,9 @@ class MoE(KeepsRoutings):
             self.dispatcher = LocalDispatcher(self.layout, before)
         else:
             expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
-            self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
+            self.dispatcher = AllToAllDispatcher(
+                self.layout, expert_mesh, before, agreement_of(config, parallel)
+            )
         # The meshes on which parameters live, for `reduce_gradients` and its like.
         self.meshes = (mesh,) if parallel.ep == 1 else (mesh, expert_mesh)
         made: Any = {"seed": seed, "device": device, "dtype": dtype}
@@ -155,7 +157,9 @@ class MoE(KeepsRoutings):
                 f"x of shape {tuple(x.shape)} must have the dims (T, D) or (..., L, D): "
                 "one token is x.unsqueeze(0), with seq_len=1"
             )
-        _, over_tp = self._sequence(seq_len)
+        over_cp, over_tp = self._sequence(seq_len)
+        if self.parallel.equal_tokens:
+            self._check_equal_tokens(seq_len, over_cp, over_tp)
         place = {"tp": 0, **dense_mesh(self.parallel).coordinate}
         cut = self.parallel.sequence_parallel
         length = over_tp.local_size(place["tp"]) if cut else over_tp.total
@@ -166,6 +170,20 @@ class MoE(KeepsRoutings):
             )
         batch = math.prod(x.shape[:-2])
         return Folded(batch, over_tp).over(self.parallel.tp)
+
+    def _check_equal_tokens(self, seq_len: int, over_cp: Extent, over_tp: Extent) -> None:
+        """Refuse a length of which ranks of ep would get unequal pieces.
+
+        The batch may differ over dp, which no rank knows: there the dispatcher claims it by
+        a type, which `verify()` compares.
+        """
+        cut_over_tp = self.parallel.etp == 1
+        if not over_cp.equal_sizes or (cut_over_tp and not over_tp.equal_sizes):
+            raise ValueError(
+                f"equal_tokens promises that all ranks have equally many tokens, but "
+                f"seq_len ({seq_len}) is cut unequally over cp ({self.parallel.cp}) and tp "
+                f"({self.parallel.tp}): pad the sequence, or leave equal_tokens out"
+            )
 
 
 @typed

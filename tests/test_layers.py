@@ -44,20 +44,27 @@ PLACEMENTS = {
     "demo": BELOW_TESTING,
     "__main__": "demo rulebook",
 }
-# The layer is every file at the top but `__main__`, with the `__init__`.
+# The layer is every file at the top but `__main__`, with the `__init__`; the basis is two of
+# these files, which know nothing of the layer.
+BASIS = ("dims", "permute")
 SPMD_MOE = {
-    "layer": "",
-    "checks": "layer",
-    "training": "layer",
-    "bugs": "layer",
+    "basis": "",
+    "paths": "basis",
+    "layer": "basis paths",
+    "checks": "basis paths layer",
+    "training": "basis paths layer",
+    "bugs": "basis paths layer",
     "lint": "",
-    "cli": "layer checks training bugs lint",
+    "cli": "basis paths layer checks training bugs lint",
     "__main__": "cli",
 }
 # What the layers of spmd_moe may import of placements: "" stands for its public names, and
 # "*" for any of its files.
 # "lint" imports nothing of it: it has no entry.
-OF_PLACEMENTS = {"layer": "", "checks": "*", "training": "*", "bugs": "*", "cli": "*"}
+OF_PLACEMENTS = {
+    "basis": "", "paths": "", "layer": "", "checks": "*", "training": "*", "bugs": "*",
+    "cli": "*",
+}  # fmt: skip
 
 # Where attributes of torch may be replaced: while checking is on, in the simulator, and
 # where the inside of torch is touched at all.
@@ -158,7 +165,7 @@ def layer_of(file: str) -> str:
     """The folder right below the package, or the file at its top."""
     parts = Path(file).with_suffix("").parts
     if parts[0] == "spmd_moe" and len(parts) == 2 and parts[1] != "__main__":
-        return "layer"
+        return "basis" if parts[1] in BASIS else "layer"
     return parts[1]
 
 
@@ -399,6 +406,8 @@ PLANTS: list[tuple[Rule, str, str]] = [
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "from placements.types.axis import R"),
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "from placements import _torch"),
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "import spmd_moe.training.text"),
+    (imports_go_down_in_spmd_moe, "spmd_moe/paths/own.py", "import spmd_moe.layouts"),
+    (imports_go_down_in_spmd_moe, "spmd_moe/dims.py", "import spmd_moe.paths.own"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.cli.main"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.bugs.record"),
     (imports_go_down_in_spmd_moe, "spmd_moe/lint/files.py", "import placements"),
