@@ -18,7 +18,7 @@ tensors without types, outside of compiled code. A strategy is an object that a
 """
 
 from abc import ABC, abstractmethod
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,9 @@ from torch.nn.functional import silu
 
 from placements import in_transform, type_of
 from spmd_moe.grouped_mm import (
+    check_counts,
     check_groups,
     check_integers,
-    check_spans,
     ends_of,
     grouped_mm,
     in_autocast_dtype,
@@ -38,8 +38,10 @@ from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import without_autocast
 from spmd_moe.products import outer, product
 
-# First row and last row + 1 of each expert.
-Spans = list[tuple[int, int]]
+
+# Rows for each expert below which products of half precision, which are short then, are
+# better made by one call for all experts.
+FEW_ROWS = 4
 
 
 class AbstractExpertCompute(ABC):
@@ -98,12 +100,18 @@ class ByExpert(AbstractExpertCompute):
         operands = rows_MD, w1_GFD, w3_GFD, w2_GDF
         if not is_plain_cpu(*operands):
             return plain_experts(*operands, counts_G)
-        spans = spans_of(rows_MD, w1_GFD, counts_G, counts_list)
+        counts = counts_on_host(rows_MD, w1_GFD, counts_G, counts_list)
         operands = in_autocast_dtype(*operands)
+        if is_half(rows_MD) and rows_MD.shape[0] < FEW_ROWS * w1_GFD.shape[0]:
+            return plain_experts(*operands, counts_G)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-            return _Experts.apply(*operands, spans)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
+            return _Experts.apply(*operands, counts)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
         with torch.no_grad(), without_autocast(rows_MD):
-            return loop(*operands, spans)
+            return loop(*operands, counts)
+
+
+def is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.bfloat16, torch.float16)
 
 
 def is_plain_cpu(*operands: Tensor) -> bool:
@@ -119,32 +127,32 @@ def is_plain_cpu(*operands: Tensor) -> bool:
     )
 
 
-def spans_of(
+def counts_on_host(
     rows_MD: Tensor, w1_GFD: Tensor, counts_G: Tensor, counts_list: list[int] | None
-) -> Spans:
-    """Counts -> where the rows of each expert lie; refuses counts of other rows.
+) -> list[int]:
+    """Return the rows of each expert; refuses counts of other rows.
 
-    Waits for the device unless the host knows the counts already.
+    Waits for the device unless the host knows them already.
     """
     check_integers("the counts", counts_G)
     counts = on_host(counts_G) if counts_list is None else counts_list
     check_groups(len(counts), w1_GFD.shape[0])
-    spans = list(pairwise(accumulate(counts, initial=0)))
-    check_spans(spans, rows_MD.shape[0])
-    return spans
+    check_counts(counts, rows_MD.shape[0])
+    return counts
 
 
 def loop(
-    rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, spans: Spans
+    rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, counts: list[int]
 ) -> Tensor:
     """Compute without gradients, in the order of the experts."""
     out_MD = rows_MD.new_empty(rows_MD.shape[0], w2_GDF.shape[1])
-    for expert, (start, end) in enumerate(spans):
-        if end > start:
-            rows = rows_MD[start:end]
-            hidden_mF = silu(product(rows, w1_GFD[expert].mT), inplace=True)
-            hidden_mF *= product(rows, w3_GFD[expert].mT)
-            product(hidden_mF, w2_GDF[expert].mT, out_MD[start:end])
+    matrices = (w.mT.unbind(0) for w in (w1_GFD, w3_GFD, w2_GDF))
+    for rows, out, w1, w3, w2 in zip(
+        rows_MD.split(counts), out_MD.split(counts), *matrices, strict=True
+    ):
+        if rows.shape[0] > 0:
+            hidden_mF = silu(product(rows, w1), inplace=True)
+            product(hidden_mF.mul_(product(rows, w3)), w2, out)
     return out_MD
 
 
@@ -153,20 +161,21 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows_MD: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, spans: Spans
+        ctx: Any, rows_MD: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, counts: list[int]
     ) -> Tensor:
         out_MD = rows_MD.new_empty(rows_MD.shape[0], w2.shape[1])
+        matrices = (w.mT.unbind(0) for w in (w1, w3, w2))
         kept: list[Tensor] = []
         with without_autocast(rows_MD):
-            for expert, (start, end) in enumerate(spans):
-                if end > start:
-                    rows = rows_MD[start:end]
-                    gate_mF = product(rows, w1[expert].mT)
-                    up_mF = product(rows, w3[expert].mT)
-                    product(silu(gate_mF).mul_(up_mF), w2[expert].mT, out_MD[start:end])
+            for rows, out, w1_DF, w3_DF, w2_FD in zip(
+                rows_MD.split(counts), out_MD.split(counts), *matrices, strict=True
+            ):
+                if rows.shape[0] > 0:
+                    gate_mF, up_mF = product(rows, w1_DF), product(rows, w3_DF)
+                    product(silu(gate_mF).mul_(up_mF), w2_FD, out)
                     kept += [gate_mF, up_mF]
         ctx.save_for_backward(rows_MD, w1, w3, w2, *kept)
-        ctx.spans = spans
+        ctx.counts = counts
         return out_MD
 
     @staticmethod
@@ -176,25 +185,36 @@ class _Experts(torch.autograd.Function):
             return _differentiable(ctx, (rows_MD, w1, w3, w2), grads[0])
         needs_rows, *needs_w, _ = ctx.needs_input_grad
         d_rows = torch.empty_like(rows_MD) if needs_rows else None
+        # In the order of memory, as the optimizer will read them.
         d_w = [
             torch.empty(w.shape, dtype=w.dtype) if needed else None
             for w, needed in zip((w1, w3, w2), needs_w, strict=True)
         ]
+        d_out_MD = grads[0].contiguous()  # of `.sum()` it comes expanded
+        pairs = iter(zip(kept[::2], kept[1::2], strict=True))
         with without_autocast(rows_MD):
-            pairs = iter(zip(kept[::2], kept[1::2], strict=True))
-            for expert, (start, end) in enumerate(ctx.spans):
-                of_expert = [None if d is None else d[expert] for d in d_w]
-                if end == start:
-                    for gradient in of_expert:
-                        if gradient is not None:
-                            gradient.zero_()
+            for rows, d_out, d_of_rows, weights, d_weights in zip(
+                rows_MD.split(ctx.counts),
+                d_out_MD.split(ctx.counts),
+                _parts(d_rows, ctx.counts),
+                zip(w1.unbind(0), w3.unbind(0), w2.unbind(0), strict=True),
+                zip(*(_parts(d, [1] * len(ctx.counts)) for d in d_w), strict=True),
+                strict=True,
+            ):
+                if rows.shape[0] > 0:
+                    _backward_of_one(
+                        rows, d_out, next(pairs), weights, d_of_rows, d_weights
+                    )
                     continue
-                _backward_of_one(
-                    rows_MD[start:end], grads[0][start:end], next(pairs),
-                    (w1[expert], w3[expert], w2[expert]),
-                    None if d_rows is None else d_rows[start:end], of_expert,
-                )  # fmt: skip
+                for gradient in d_weights:
+                    if gradient is not None:
+                        gradient.zero_()
         return d_rows, *d_w, None
+
+
+def _parts(whole: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
+    """Return the pieces of a gradient; None for each where none is wanted."""
+    return [None] * len(sizes) if whole is None else whole.split(sizes)
 
 
 def _backward_of_one(
@@ -203,11 +223,11 @@ def _backward_of_one(
     kept: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor, Tensor],
     d_rows: Tensor | None,
-    d_w: list[Tensor | None],
+    d_w: tuple[Tensor | None, ...],
 ) -> None:
     """Write the gradients of one expert's rows and weights."""
-    (gate_mF, up_mF), (w1, w3, w2), (d_w1, d_w3, d_w2) = kept, weights, d_w
-    d_out = d_out.contiguous()  # of `.sum()` it comes expanded
+    (gate_mF, up_mF), (w1, w3, w2) = kept, weights
+    d_w1, d_w3, d_w2 = (None if d is None else d.squeeze(0) for d in d_w)
     silu_mF = silu(gate_mF)
     if d_w2 is not None:
         outer(d_out, silu_mF * up_mF, d_w2)
@@ -229,7 +249,7 @@ def _differentiable(
     ctx: Any, operands: tuple[Tensor, ...], grad_MD: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Compute gradients that are differentiated again: those of the plain ops."""
-    counts_G = torch.tensor([end - start for start, end in ctx.spans])
+    counts_G = torch.tensor(ctx.counts)
     rows_MD, w1, w3, w2 = operands
     out_MD = plain_experts(rows_MD, w1, w3, w2, counts_G)
     wanted = [

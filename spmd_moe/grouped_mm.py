@@ -17,7 +17,7 @@ from torch import Tensor
 from placements import in_transform, register_op
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
-from spmd_moe.products import product
+from spmd_moe.products import is_widened, product
 
 _NAME, _OUTER_NAME = "spmd_moe::grouped_mm", "spmd_moe::grouped_outer"
 
@@ -128,23 +128,22 @@ def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
 def _spans(ends_G: Tensor, rows: int) -> list[tuple[int, int]]:
     """Return first row and last row + 1 of each group; together they must be all rows."""
     spans = list(pairwise([0, *on_host(ends_G)]))
-    check_spans(spans, rows)
+    check_counts([end - start for start, end in spans], rows)
     return spans
 
 
-def check_spans(spans: list[tuple[int, int]], rows: int) -> None:
+def check_counts(counts: list[int], rows: int) -> None:
     """Raise ValueError unless the groups are, one after the other, all rows."""
-    for group, (start, end) in enumerate(spans):
-        if end < start:
+    for group, count in enumerate(counts):
+        if count < 0:
             raise ValueError(
-                f"group {group} has {end - start} rows, but no count may be below 0: the "
+                f"group {group} has {count} rows, but no count may be below 0: the "
                 "counts must be those of the rows that were received"
             )
-    last = spans[-1][1] if spans else 0
-    if last != rows:
+    if sum(counts) != rows:
         raise ValueError(
-            f"the groups have {last} rows, but there are {rows}: the counts must be those "
-            "of the rows that were received"
+            f"the groups have {sum(counts)} rows, but there are {rows}: the counts must be "
+            "those of the rows that were received"
         )
 
 
@@ -158,8 +157,7 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def _fits(x: Tensor) -> bool:
     """Return whether F.grouped_mm takes it: one dim dense, the others 16-byte aligned."""
-    is_narrow_on_cpu = x.device.type == "cpu" and x.dtype != torch.float32
-    if x.dtype == torch.float64 or is_narrow_on_cpu:
+    if x.dtype == torch.float64 or (x.device.type == "cpu" and is_widened(x.dtype)):
         return False
     strides = x.stride()
     dense = -1 if strides[-1] == 1 else -2
