@@ -13,7 +13,7 @@ from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.rules import RULES
 from spmd_moe.lint.silence import silences
 from spmd_moe.lint.walk import Walk
-from spmd_moe.lint.words import RANKS_IN_USE
+from spmd_moe.lint.words import EXPERTS_IN_USE, RANKS_IN_USE
 
 _UNEXPLAINED = (
     " (`# placements: ok` here gives no reason in parentheses, so it does not silence.)"
@@ -38,7 +38,7 @@ def look_at_text(
     text: str, path: str, rules: Sequence[Rule] = RULES
 ) -> list[Finding] | Unread:
     """Return what the rules find in a text; nothing of it is imported or run."""
-    if not RANKS_IN_USE.search(text):
+    if not (RANKS_IN_USE.search(text) or EXPERTS_IN_USE.search(text)):
         return []
     fitting = [rule for rule in rules if _FILTERS[rule.name].search(text)]
     if not fitting:

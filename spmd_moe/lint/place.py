@@ -20,6 +20,7 @@ class File:
         self.is_trained = NOT_TRAINED_THERE.search(stem) is None
         self.imports = Imports(tree)
         self.cuts_experts = EXPERTS_IN_USE.search(text) is not None
+        self.sets_factor = "divide_factor(" in text
         self.has_ranks = RANKS_IN_USE.search(text) is not None
         self._functions: dict[str, Function] | None = None
 
@@ -106,6 +107,16 @@ class Place:
     @property
     def names(self) -> list[str]:
         return [getattr(f, "name", "") for f in self.functions]
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether a region around says the types of what goes in and comes out."""
+        for function in self.functions:
+            for one in getattr(function, "decorator_list", []):
+                call = one.func if isinstance(one, ast.Call) else one
+                if self.name_of(call) in ("spmd_types.local_map", "placements.region"):
+                    return True
+        return False
 
     @property
     def is_forward(self) -> bool:

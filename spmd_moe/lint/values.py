@@ -38,6 +38,7 @@ class Fact(enum.IntFlag):
     REDUCED = enum.auto()
     RANK = enum.auto()
     RANKS = enum.auto()  # how many there are
+    OFFSET = enum.auto()  # a rank times something
     SIZE = enum.auto()
     STATE = enum.auto()  # a state dict that was just made
     EXTRA = enum.auto()  # a bias or the like was added to a product
@@ -143,6 +144,10 @@ class Values:
             found |= Fact.PLAIN
         if isinstance(op, ast.Div) and there & Fact.COUNT and not there & Fact.REDUCED:
             found |= Fact.MEAN
+        if isinstance(op, ast.Mult) and (here | there) & Fact.RANK:
+            found |= Fact.OFFSET
+        if isinstance(op, ast.Add | ast.Sub):
+            found |= (here | there) & Fact.OFFSET
         if isinstance(op, ast.Mult | ast.FloorDiv):
             found |= (here | there) & Fact.SIZE
         if isinstance(op, ast.Add):

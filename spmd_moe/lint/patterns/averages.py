@@ -10,6 +10,10 @@ from spmd_moe.lint.values import Fact
 
 # Where the placements of a tensor are said, in the code of users.
 _PLACED = ("from_local", "redistribute", "local_map", "to_local")
+_SHARDS = (
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard",
+)
 _FACTORS = {
     "set_gradient_divide_factor", "set_reduce_scatter_divide_factor",
     "set_gradient_reduce_divide_factor",
@@ -91,8 +95,16 @@ def divided_bias(node: ast.AST, at: Place) -> Iterator[Match]:
 
 
 def factor(node: ast.AST, at: Place) -> Iterator[Match]:
-    """A divide factor of FSDP2 other than one."""
-    if not isinstance(node, ast.Call) or not _is_method(node, *_FACTORS):
+    """A divide factor of FSDP2 other than one, or none where experts are sharded."""
+    if not isinstance(node, ast.Call):
+        return
+    if at.name_of(node.func) in _SHARDS and not at.file.sets_factor:
+        mesh = argument(node, 99, "mesh")
+        said = [*(inside(mesh) if mesh is not None else []), *node.args]
+        if any(_is_of_experts(one) for one in said):
+            yield Match(node, LIKELY)
+        return
+    if not _is_method(node, *_FACTORS):
         return
     if _FACTORS & set(at.names):
         return  # its own definition
@@ -100,6 +112,13 @@ def factor(node: ast.AST, at: Place) -> Iterator[Match]:
     is_one = isinstance(given, ast.Constant) and given.value == 1
     if given is not None and not is_one:
         yield Match(node, LIKELY, written(given))
+
+
+def _is_of_experts(node: ast.AST) -> bool:
+    """Whether a mesh or module is that of experts, by its name."""
+    name = node.value if isinstance(node, ast.Constant) else last(ast.unparse(node))
+    marks = ("edp", "efsdp", "expert")
+    return isinstance(name, str) and any(mark in name.lower() for mark in marks)
 
 
 def local_mean(node: ast.AST, at: Place) -> Iterator[Match]:

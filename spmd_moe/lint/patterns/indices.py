@@ -17,7 +17,7 @@ _MAKES = (
 
 def by_rank(node: ast.AST, at: Place) -> Iterator[Match]:
     """`ids + rank * n`, `x[rank * n : ...]`, `x.chunk(n)[rank]`."""
-    if not at.file.has_ranks or at.function is None:
+    if not at.file.has_ranks or at.function is None or at.is_declared:
         return
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         for rows, offset in ((node.left, node.right), (node.right, node.left)):
@@ -32,10 +32,8 @@ def by_rank(node: ast.AST, at: Place) -> Iterator[Match]:
 
 
 def _is_offset(node: ast.expr, at: Place) -> bool:
-    """`rank * n`."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
-        return False
-    return any(at.of(part) & Fact.RANK for part in (node.left, node.right))
+    """`rank * n`, or a name for it."""
+    return bool(at.of(node) & Fact.OFFSET) and not _are_rows(node, at)
 
 
 def _are_rows(node: ast.AST, at: Place) -> bool:
@@ -48,7 +46,7 @@ def _are_rows(node: ast.AST, at: Place) -> bool:
         return last(at.name_of(node.func)) == "arange"
     word = last(ast.unparse(node.value if isinstance(node, ast.Subscript) else node))
     return ROWS.search(word) is not None and word.endswith(
-        ("ids", "indices", "tokens", "positions", "rows", "slots", "idxs", "inds")
+        ("ids", "indices", "tokens", "positions", "slots", "idxs", "inds")
     )
 
 
@@ -85,7 +83,7 @@ def _is_text(call: ast.Call) -> bool:
 
 def even(node: ast.AST, at: Place) -> Iterator[Match]:
     """A buffer of `ranks * x.shape[0]` rows, or an offset of `rank * x.shape[0]`."""
-    if at.no_grad or not at.file.has_ranks:
+    if at.no_grad or not at.file.has_ranks or at.is_declared:
         return
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = (at.of(node.left), at.of(node.right))
@@ -111,7 +109,11 @@ def masked_vocabulary(node: ast.AST, at: Place) -> Iterator[Match]:
     """`(ids < vocab_start) | (ids >= vocab_end)`."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.BitOr | ast.BitAnd):
         return
+    if at.is_declared:
+        return
     if isinstance(node.left, ast.Compare) and isinstance(node.right, ast.Compare):
         words = words_in(node)
-        if any("vocab" in w and ("start" in w or "min" in w) for w in words):
+        is_named = any("vocab" in w and ("start" in w or "min" in w) for w in words)
+        bounds = (*node.left.comparators, *node.right.comparators)
+        if is_named or all(at.of(bound) & Fact.OFFSET for bound in bounds):
             yield Match(node, LIKELY, written(node.left.left))

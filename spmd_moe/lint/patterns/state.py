@@ -48,15 +48,14 @@ def local_names(node: ast.AST, at: Place) -> Iterator[Match]:
         return
     if counted.func.id not in ("enumerate", "range") or not counted.args:
         return
-    is_local = any("local" in w and "expert" in w for w in words_in(counted.args[-1]))
-    if not is_local and not (at.file.cuts_experts and counted.func.id == "enumerate"):
+    if not any("local" in w and "expert" in w for w in words_in(counted.args[-1])):
         return
     target = node.target
     index = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
     if isinstance(index, ast.Name):
         for inner in inside(at.statement):
             if isinstance(inner, ast.JoinedStr) and _names_expert(inner, index.id):
-                yield Match(inner, LIKELY if is_local else LOOK, index.id)
+                yield Match(inner, LIKELY, index.id)
 
 
 def _names_expert(text: ast.JoinedStr, index: str) -> bool:

@@ -134,6 +134,11 @@ WRONG = [
     ("divided-bias", LIKELY, "b = self.b2_bias / tp_degree"),
     ("divided-bias", LIKELY, "b = bias_ED.unsqueeze(1) / self.mesh.size()"),
     ("masked-vocabulary", LIKELY, "m = (ids < self.vocab_start) | (ids >= self.vocab_end)"),
+    ("masked-vocabulary", LIKELY, """
+        def f(ids, rows, mesh):
+            first = mesh.get_local_rank("tp") * rows
+            return (ids < first) | (ids >= first + rows)
+     """),
     ("rank-arithmetic", LIKELY, """
         def f(ids, n):
             return ids + dist.get_rank() * n
@@ -142,6 +147,11 @@ WRONG = [
         def f(token_ids, n, group):
             me = dist.get_rank(group)
             token_ids += me * n
+     """),
+    ("rank-arithmetic", LIKELY, """
+        def f(ids, tp_rank, n):
+            first = tp_rank * n
+            return ids - first
      """),
     ("rank-arithmetic", LOOK, """
         def f(x, tp_rank):
@@ -160,6 +170,10 @@ WRONG = [
     ("even-sizes", LOOK, """
         def f(x, mesh):
             return x.new_empty((x.size(0) * mesh.size(), 8))
+     """),
+    ("even-sizes", LOOK, """
+        def f(x, y):
+            start = dist.get_rank() * x.shape[0]
      """),
     ("early-return", LIKELY, """
         def dispatch(x, group):
@@ -230,6 +244,11 @@ WRONG = [
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
      """),
     ("divide-factor", LIKELY, "experts.set_gradient_divide_factor(dp_size)"),
+    ("divide-factor", LIKELY, "torch.distributed.fsdp.fully_shard(layer.experts, mesh=m)"),
+    ("divide-factor", LIKELY, """
+        from torch.distributed.fsdp import fully_shard as shard
+        shard(layer, mesh=mesh["edp"])
+     """),
     ("save", LIKELY, """
         def save(model):
             torch.save({"model": model.state_dict()}, path)
@@ -316,6 +335,13 @@ RIGHT = [
     ("rank-arithmetic", "def f(ids, lora_rank): return ids + lora_rank * 2"),
     ("rank-arithmetic", "def f(names, rank): return names.split(',')[rank]"),
     ("even-sizes", "def f(x, n): return torch.zeros(n * x.shape[0], 8)"),
+    ("masked-vocabulary", """
+        import spmd_types
+        @spmd_types.local_map(out_types={"tp": spmd_types.P})
+        def f(ids, tp_rank, n):
+            first = tp_rank * n
+            return (ids < first) | (ids >= first + n)
+     """),
     ("even-sizes", "def f(sizes): return torch.zeros(sum(sizes), 8)"),
     ("early-return", """
         def dispatch(x, group):
@@ -324,7 +350,7 @@ RIGHT = [
                 return y
             return experts(y)
      """),
-    ("counts", "dist.all_reduce(loss)"),
+    ("counts", "dist.all_reduce(loss)  # of experts"),
     ("replaced-buffer", """
         class M(nn.Module):
             def __init__(self):
@@ -357,6 +383,8 @@ RIGHT = [
      """),
     ("clip", "from placements import clip_grad_norm_\nclip_grad_norm_(model, 1.0, meshes=ep_mesh)"),
     ("divide-factor", "experts.set_gradient_divide_factor(1.0)"),
+    ("divide-factor", "torch.distributed.fsdp.fully_shard(layer.attention, mesh=m)"),
+    ("divide-factor", "import placements\nplacements.fully_shard(model.experts, meshes=m)"),
     ("save", "torch.save(args, path)"),
     ("save", "torch.save(self.scheduler.state_dict(), path)"),
     ("save", "use(ep_mesh)\ndcp.save(sharded_state_dict(model), checkpoint_id=path)"),
