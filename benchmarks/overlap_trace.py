@@ -1,9 +1,9 @@
 """`python -m benchmarks.overlap_trace`: what runs while rows travel, on 2 gloo processes.
 
 Times are taken around the real calls of one step of the layer. An exchange is under way
-from where it starts until the wait for it returns. Printed for each is how long the wait held the
-program up, in this step and in one that waits where each exchange starts; and for what the
-layer computes, how much of it ran while an exchange was under way.
+from where it starts until the wait for it returns. Printed for each is how long the wait
+held the program up, in this step and in one that waits where each exchange starts; and for
+what the layer computes, how much of it ran while an exchange was under way.
 """
 
 import statistics
