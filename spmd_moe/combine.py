@@ -78,8 +78,7 @@ def combine_into(
         rows_ND = rows_ND.to(wide) * gates_N.unsqueeze(1)
     choices = gates_TK.shape[1]
     tokens_N = own_rows(row_numbers(out_TD, 0)).repeat_interleave(choices)[order_N]
-    y_TD = add_rows(own_rows(out_TD), tokens_N, rows_ND.to(out_TD.dtype), keep=keep)
-    return pieces_like(y_TD, out_TD)
+    return add_rows(out_TD, tokens_N, rows_ND.to(out_TD.dtype), keep=keep)
 
 
 @typed

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from placements import unchecked
+from spmd_moe.paths.own import own_rows, pieces_like
 from spmd_moe.paths.recorder import ran
 
 # The mode is one for the process, and simulated ranks are threads of it.
@@ -25,15 +26,19 @@ def add_rows(out: Tensor, index: Tensor, rows: Tensor, *, keep: Tensor) -> Tenso
 
     The result is `out` itself, written, where that is allowed. `out` must be fresh: neither
     a parameter nor a buffer, nor anything that the caller needs afterwards.
+    `rows` and `index` are this rank's own, and `out` may be pieces.
     Backward: d_out is the gradient; d_rows is the gradient at `index`.
     """
     is_observed = torch.is_grad_enabled() or torch.compiler.is_compiling()
     if is_observed or shares_memory(out, keep) or shares_memory(out, rows):
         ran("add_rows_out_of_place")
-        return out.index_add(0, index, rows)
+        return pieces_like(own_rows(out).index_add(0, index, rows), out)
     ran("add_rows_in_place")
-    with _one_at_a_time, deterministic():
-        return out.index_add_(0, index, rows)
+    # Own rows stay where they are, so the type of `out` stays true: it is checked where
+    # this is called, and a write through the cast to own rows would be refused.
+    with unchecked(), _one_at_a_time, deterministic():
+        out.index_add_(0, index, rows)
+    return out
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
