@@ -28,7 +28,9 @@ class MoEConfig:
     experts of its best `num_limited_groups` groups. `load_balance_coeff` is the step of
     `update_expert_bias`. `round_robin` (for debugging) gives the slots to the experts in
     turn, from expert 0 on every rank; the gates are still those of the scores. Gates weigh
-    in at least float32; with `narrow_gates` they weigh in the dtype of the rows.
+    in at least float32; with `narrow_gates` they weigh in the dtype of the rows. With
+    `combine_in_place` and gradients off, the rows of the routed experts are added into the
+    output of the shared ones; both make bfloat16 less precise.
     """
 
     dim: int
@@ -45,6 +47,7 @@ class MoEConfig:
     load_balance_coeff: float | None = None
     round_robin: bool = False
     narrow_gates: bool = False
+    combine_in_place: bool = False
 
     def __post_init__(self) -> None:
         for field in ("dim", "hidden_dim", "num_experts", "top_k"):

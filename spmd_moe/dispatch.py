@@ -36,7 +36,7 @@ class Slots:
 class Plan:
     """What `collect` needs to undo `dispatch`."""
 
-    inverse_N: IndexN
+    slots: Slots
 
 
 @typed
@@ -82,8 +82,12 @@ class AbstractDispatcher(ABC):
         """Send the rows back; what follows is computed while they are under way."""
 
     @abstractmethod
+    def arrived(self, returning: Returning) -> Tensor:
+        """Wait for the rows: at the ranks of their tokens, still expert by expert."""
+
     def collect_finish(self, returning: Returning) -> Tensor:
         """Wait for the rows, and put them in the order of the slots."""
+        return self.arrived(returning).index_select(0, returning.plan.slots.inverse_N)
 
 
 @typed
@@ -153,7 +157,7 @@ class LocalDispatcher(AbstractDispatcher):
         before = self.score_before_experts
         rows_ND = fill_slots(x_TD, routing, slots, self.layout, weigh=before)
         known = own.turns.counts() if own.turns is not None else None
-        return Dispatched(rows_ND, own.counts_E, Plan(slots.inverse_N), known)
+        return Dispatched(rows_ND, own.counts_E, Plan(slots), known)
 
     def on_expert_mesh(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -166,9 +170,7 @@ class LocalDispatcher(AbstractDispatcher):
         return Returning(rows_MD, plan)
 
     @typed
-    def collect_finish(
-        self, returning: Returning
-    ) -> Annotated[ND, On("{self.layout.collected}")]:
-        """rows by expert -> rows by slot. Communicates nothing."""
+    def arrived(self, returning: Returning) -> Annotated[ND, On("{self.layout.collected}")]:
+        """rows by expert -> the same. Communicates nothing."""
         assert isinstance(returning.rows, Tensor)
-        return returning.rows.index_select(0, returning.plan.inverse_N)
+        return returning.rows

@@ -34,7 +34,7 @@ from placements import (
     typed,
 )
 from spmd_moe.config import MoEConfig, Parallel
-from spmd_moe.dims import MD, ND, TD, IndexN
+from spmd_moe.dims import MD, ND, TD
 from spmd_moe.dispatch import (
     AbstractDispatcher,
     Dispatched,
@@ -65,7 +65,7 @@ from spmd_moe.route import Routing
 class ExchangePlan(Plan):
     """How the rows travelled, and the order that was made of them."""
 
-    inverse_N: IndexN
+    slots: Slots
     exchange: Exchange
     regrouping: AbstractRegrouping
 
@@ -105,7 +105,7 @@ class AllToAllDispatcher(AbstractDispatcher):
             )  # fmt: skip
             rows_MD = exchange.after(came, out=True)
             regrouping = self.regrouper(agreed, rows_MD.shape[0])
-            plan = ExchangePlan(slots.inverse_N, exchange, regrouping)
+            plan = ExchangePlan(slots, exchange, regrouping)
             by_expert_MD = regrouping.to_experts(rows_MD)
             known = regrouping.counts_list
             return Dispatched(by_expert_MD, regrouping.counts_G, plan, known)
@@ -154,17 +154,14 @@ class AllToAllDispatcher(AbstractDispatcher):
         return Returning(coming, plan)
 
     @typed
-    def collect_finish(
-        self, returning: Returning
-    ) -> Annotated[ND, On("{self.layout.collected}")]:
-        """rows on their way -> rows by slot, without padding. Communicates nothing more."""
+    def arrived(self, returning: Returning) -> Annotated[ND, On("{self.layout.collected}")]:
+        """rows on their way -> rows, without padding. Communicates nothing more."""
         plan = returning.plan
         assert isinstance(plan, ExchangePlan), plan
         assert isinstance(returning.rows, Pending)
         with self.on_expert_mesh():
             rows_ND = plan.exchange.after(returning.rows.wait(), out=False)
-        rows_ND = reinterpret_mesh(rows_ND, current_mesh() or ONE_DEVICE)
-        return rows_ND.index_select(0, plan.inverse_N)
+        return reinterpret_mesh(rows_ND, current_mesh() or ONE_DEVICE)
 
 
 def agreement_of(config: MoEConfig, parallel: Parallel) -> AbstractAgreement:

@@ -27,7 +27,7 @@ from placements import (
     typed,
 )
 from spmd_moe.auxiliary import KeepsRoutings
-from spmd_moe.combine import combine
+from spmd_moe.combine import combine, combine_into
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
@@ -126,14 +126,30 @@ class MoE(KeepsRoutings):
             shared_TD = self.shared_experts(shared_TD)
             # reduce-scatter in C1
             shared_TD = _move(shared_TD, at.shared_output, at.added, rows)
-        rows_ND = self.dispatcher.collect_finish(returning)
-        y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
-        # convert in C2
-        y_TD = _move(y_TD, at.combined, at.added, rows)
-        y_TD = y_TD if shared_TD is None else y_TD + shared_TD
+        if shared_TD is not None and self._adds_in_place():
+            rows_ND, slots = self.dispatcher.arrived(returning), sent.plan.slots
+            y_TD = combine_into(
+                shared_TD, rows_ND, routing.gates_TK, slots.order_N, at, weigh=weigh, keep=x
+            )
+        else:
+            rows_ND = self.dispatcher.collect_finish(returning)
+            narrow = self.config.narrow_gates
+            y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh, narrow=narrow)
+            # convert in C2
+            y_TD = _move(y_TD, at.combined, at.added, rows)
+            y_TD = y_TD if shared_TD is None else y_TD + shared_TD
         # all-reduce in C2, C4, C5 no SP; reduce-scatter in C3, C5
         y_TD = _move(y_TD, at.added, at.output, rows)
         return y_TD.view_as(x)
+
+    def _adds_in_place(self) -> bool:
+        """Return whether rows are added into the output of the shared experts.
+
+        In C2 they are of another type than that.
+        """
+        off = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        same = self.layout.combined == self.layout.added
+        return self.config.combine_in_place and off and same
 
     def input_types(self, seq_len: int) -> Types:
         """Return the types of `x`, with all extents, for `assert_type(x, ...)`."""

@@ -290,7 +290,8 @@ def test_a_rank_that_raises_is_named_with_its_error_and_line() -> None:
 def order_for_inverse(sent: Dispatched) -> Dispatched:
     """Rows that come back are put into expert order once more, not into slot order."""
     plan: Any = sent.plan
-    return replace(sent, plan=replace(plan, inverse_N=inverse(plan.inverse_N)))
+    slots = replace(plan.slots, inverse_N=inverse(plan.slots.inverse_N))
+    return replace(sent, plan=replace(plan, slots=slots))
 
 
 def swapped_splits(sent: Dispatched) -> Dispatched:
