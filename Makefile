@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs site bench clean
+.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs site bench bench-layer clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -95,6 +95,10 @@ site: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The layer beside other layers and the limits of the machine: QUICK=--quick, THREADS=1.
+bench-layer: $(READY)
+	$(BIN)/python -m benchmarks.layer $(QUICK) $(if $(THREADS),--threads $(THREADS))
 
 clean:
 	rm -rf .venv .venv-torch-* build dist *.egg-info

@@ -19,6 +19,7 @@ from placements._torch import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch import WatchesItsState as WatchesItsState
 from placements._torch import in_backward as in_backward
 from placements._torch import in_transform as in_transform
+from placements._torch import version_of as version_of
 from placements.annotations.boundaries import move_at as move_at
 from placements.annotations.declarations import assert_type as assert_type
 from placements.annotations.declarations import declare as declare

@@ -59,6 +59,9 @@ class AbstractExpertCompute(ABC):
     ) -> Tensor:
         """Rows by expert, weights, rows of each expert -> rows."""
 
+    def forget(self) -> None:  # noqa: B027 - most strategies keep nothing
+        """Drop what is kept of weights, which may have been written."""
+
 
 def plain_experts(
     rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, counts_G: Tensor

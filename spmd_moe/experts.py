@@ -4,7 +4,7 @@
 `SharedExperts` are the dense feed-forward that every token takes beside them.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import torch
 from torch.nn.functional import linear, silu
@@ -23,7 +23,7 @@ class GroupedExperts(Initialised):
 
     `mesh` is the mesh that the weights' types are about: sparse with EP, dense without. It
     must be current when the module is called. `compute` is how the rows are computed; a
-    strategy of `expert_compute.py` or `expert_caches.py` may be put in its place.
+    strategy of `expert_compute.py` or `expert_batches.py` may be put in its place.
     """
 
     compute: AbstractExpertCompute
@@ -51,6 +51,16 @@ class GroupedExperts(Initialised):
         specs = {"w1_GFD": w13, "w3_GFD": w13, "w2_GDF": w2}
         self.declare_specs(specs, seed, device=device, dtype=dtype)
         self.reset_own()
+
+    def after_loading(self, state: dict[str, Any], prefix: str) -> None:
+        super().after_loading(state, prefix)
+        self.compute.forget()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; the weights may then be written at any time."""
+        if mode:
+            self.compute.forget()
+        return super().train(mode)
 
     def forward(
         self,

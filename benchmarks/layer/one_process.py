@@ -26,7 +26,9 @@ def forward(contender: Contender, x_TD: Tensor) -> Callable[[], object]:
     return call
 
 
-def with_backward(contender: Contender, x_TD: Tensor, dy_TD: Tensor) -> Callable[[], object]:
+def with_backward(
+    contender: Contender, x_TD: Tensor, dy_TD: Tensor
+) -> Callable[[], object]:
     x_TD = x_TD.clone().requires_grad_()
 
     def call() -> None:
@@ -65,10 +67,14 @@ def measure(
                     for n, c in layers.items()
                 }
                 times = timed(calls, rounds, budget)
-                peaks = {n: peak_bytes(call) for n, call in calls.items()}
+                peaks = {
+                    n: peak_bytes(call)
+                    for n, call in calls.items()
+                    if len(times[n].seconds) > 1
+                }
                 # Backward has twice the products, reads the weights again, writes gradients.
                 scale = 1 if direction == "forward" else 3
-                peers = {n: t for n, t in times.items() if n != OURS}
+                peers = {n: t for n, t in times.items() if n != OURS and len(t.seconds) > 1}
                 best = min(peers, key=lambda n: peers[n].median)
                 yield {
                     "shape": asdict(shape), "dtype": name, "direction": direction,
@@ -90,9 +96,7 @@ def chosen(shape: Shape, x_TD: Tensor) -> set[int]:
     return set(moe.router(x_TD).expert_ids_TK.flatten().tolist())
 
 
-def compare_outputs(
-    layers: dict[str, Contender], x_TD: Tensor, tolerance: float
-) -> None:
+def compare_outputs(layers: dict[str, Contender], x_TD: Tensor, tolerance: float) -> None:
     """Raise unless all layers compute the same for nearly all tokens.
 
     In half precision the peers score in half precision, so a token whose experts score

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 DRAWS = 2000
 HOPELESS = 8
 
@@ -27,6 +29,8 @@ class Times:
     @property
     def spread(self) -> float:
         """Half of the rounds lie this far apart, as a share of the median."""
+        if len(self.seconds) < 2:
+            return 0.0
         low, _, high = statistics.quantiles(self.seconds, n=4)
         return (high - low) / self.median
 
@@ -39,24 +43,29 @@ class Ratio:
     upper: float
 
 
-def timed(calls: dict[str, Callable[[], object]], rounds: int, budget: float) -> dict[str, Times]:
+def timed(
+    calls: dict[str, Callable[[], object]],
+    rounds: int,
+    budget: float,
+    *,
+    by_clock: bool = False,
+) -> dict[str, Times]:
     """Time each call once a round; fewer rounds, but 7 at least, if `budget` runs out.
 
     With one thread it is the time of this thread, without what others take of the
-    processor.
+    processor, unless it is to be `by_clock`.
     """
-    import torch
-
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    alone = torch.get_num_threads() == 1 and not by_clock
+    clock = time.thread_time if alone else time.perf_counter
     found: dict[str, list[float]] = {name: [] for name in calls}
     once: dict[str, float] = {}
     for name, call in calls.items():
-        call()
         start = clock()
         call()
         once[name] = clock() - start
     # What is this much slower would take the time of all; what is known of it will do.
-    order = [name for name in calls if once[name] < HOPELESS * min(once.values())]
+    limit = float("inf") if by_clock else HOPELESS * min(once.values())
+    order = [name for name in calls if once[name] < limit]
     begun = time.monotonic()
     for done in range(rounds):
         if done >= 7 and time.monotonic() - begun > budget:
@@ -66,7 +75,7 @@ def timed(calls: dict[str, Callable[[], object]], rounds: int, budget: float) ->
             calls[name]()
             found[name].append(clock() - start)
         order = order[1:] + order[:1]  # nobody always follows the same one
-    return {n: Times(seconds or [once[n]] * 2) for n, seconds in found.items()}
+    return {n: Times(seconds or [once[n]]) for n, seconds in found.items()}
 
 
 def ratio(ours: Times, other: Times) -> Ratio:
