@@ -38,7 +38,6 @@ from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import without_autocast
 from spmd_moe.products import outer, product
 
-
 # Rows for each expert below which products of half precision, which are short then, are
 # better made by one call for all experts.
 FEW_ROWS = 4
