@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs bench bench-layer clean
+.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs site bench bench-layer clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -88,6 +88,10 @@ docs: $(READY)
 	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 	$(BIN)/python -m tests.migrate
+
+# The pages as a site with search, in build/site; a broken link or anchor fails.
+site: $(READY)
+	$(BIN)/mkdocs build --quiet -f docs/site/mkdocs.yml
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

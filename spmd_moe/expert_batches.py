@@ -33,15 +33,12 @@ from spmd_moe.expert_compute import (
     is_plain_cpu,
 )
 from spmd_moe.grouped_mm import in_autocast_dtype
+from spmd_moe.paths.recorder import ran
 from spmd_moe.precision import without_autocast
 from spmd_moe.products import is_widened
 
 # Is told by name what ran.
 Tell = Callable[[str], object]
-
-
-def tell_nobody(name: str) -> None:
-    """Take no notice."""
 
 
 class WeightCache:
@@ -101,7 +98,7 @@ class Batched(AbstractExpertCompute):
         cache: WeightCache | None = None,
         *,
         others: AbstractExpertCompute | None = None,
-        tell: Tell = tell_nobody,
+        tell: Tell = ran,
     ) -> None:
         self.cache, self.tell = cache, tell
         self.others = others or ByExpert()

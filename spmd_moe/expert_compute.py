@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from placements import dual, region, type_of, unchecked
+from placements import dual, in_transform, region, type_of, unchecked
 from spmd_moe.grouped_mm import (
     check_counts,
     check_groups,
@@ -147,10 +147,10 @@ def is_half(x: Tensor) -> bool:
 
 def is_plain_cpu(*operands: Tensor) -> bool:
     """Return whether `operands` are in this memory, and not traced."""
-    return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu"
-        and x.layout == torch.strided
-        and not is_dispatched(x)
+    if torch.compiler.is_compiling() or in_transform():
+        return False
+    return all(
+        x.device.type == "cpu" and x.layout == torch.strided and not is_dispatched(x)
         for x in operands
     )
 

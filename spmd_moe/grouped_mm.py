@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
 from torch import Tensor
 
-from placements import register_op
+from placements import in_transform, register_op
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
 from spmd_moe.products import is_widened, product
@@ -42,7 +42,11 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
     """
     check_integers("the ends of the groups", ends_G)
     check_groups(ends_G.shape[0], matrices_GKN.shape[0])
-    return _grouped_mm(*in_autocast_dtype(rows_MK, matrices_GKN), ends_G)
+    rows_MK, matrices_GKN = in_autocast_dtype(rows_MK, matrices_GKN)
+    if in_transform():  # transforms have no derivatives of an op that is not torch's own
+        with without_autocast(rows_MK):
+            return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
+    return _grouped_mm(rows_MK, matrices_GKN, ends_G)
 
 
 def in_autocast_dtype(rows: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:

@@ -67,9 +67,7 @@ def on_rank(ranks: int, shape: Shape, rounds: int) -> dict[str, Any]:
         return measured(ranks, parallel, shape, rounds)
 
 
-def measured(
-    ranks: int, parallel: Parallel, shape: Shape, rounds: int
-) -> dict[str, Any]:
+def measured(ranks: int, parallel: Parallel, shape: Shape, rounds: int) -> dict[str, Any]:
     """Measure on this rank, with its mesh current."""
     torch.manual_seed(dist.get_rank())
     moe = MoE(shape.config, parallel)

@@ -14,6 +14,7 @@ from jaxtyping import AbstractArray
 from torch import Tensor
 
 from placements.annotations.on import On, PadRows, Variable
+from placements.collectives.pending import Pending
 from placements.inference.fixes import Fix, change
 from placements.runtime import tags
 from placements.runtime.describe import dtype_name, printed
@@ -114,7 +115,8 @@ class Checks:
         self, name: str, value: Any, hint: Any, ons: Sequence[On], padded: bool = False
     ) -> None:
         if not isinstance(value, Tensor):
-            self._fail(name, f"is {type(value).__name__}, expected a tensor")
+            waits = ": call its wait() first" if isinstance(value, Pending) else ""
+            self._fail(name, f"is {type(value).__name__}, expected a tensor{waits}")
             return
         known = tags.get(value)
         self.tensors.append(f"{name} {_printed(value, hint, known)}")

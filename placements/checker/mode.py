@@ -33,7 +33,7 @@ from placements.checker.refusals import (
     unknown_form,
 )
 from placements.checker.writes import check_write, into
-from placements.inference.numbers import numbers_in
+from placements.inference.numbers import RANK_NUMBERS, numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
@@ -46,7 +46,7 @@ from placements.runtime.state import Checker, Observer, block_here, current, sha
 from placements.runtime.unchecked import warned_without_a_mesh
 from placements.types.axis import Shard
 from placements.types.mesh import Mesh
-from placements.types.tensor import Identity, TensorType, one_of
+from placements.types.tensor import TensorType, one_of
 
 _MEMO_SIZE = 4096
 
@@ -136,6 +136,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 key.append(seen_anew(arg, known.op.name))
             elif kind in PLAIN:
                 key += kind, arg
+            elif kind in RANK_NUMBERS and arg.key is not None:
+                key.append(arg.key)
             elif kind is float:
                 key += kind, not arg  # as in `key_of`
             else:
@@ -215,15 +217,11 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 
     def _found_anew(self, call: Call, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """Infer the type of a call that is not in the memo."""
-        # What is called once has no other sizes. Types that differ in sizes hash alike.
-        seen = [part[0] for part in key if part.__class__ is tuple]
-        types_met = tuple([hash(one.type) for one in seen if one.__class__ is Identity])
-        again = types_met in call.met
-        call.met.add(types_met)
-        pattern = pattern_of(self._mesh or NO_MESH, key) if again else None
+        pattern = pattern_of(self._mesh or NO_MESH, key, call.sizes_alone)
         found = None if pattern is None else pattern.known()
-        if found is None:
-            found = self._infer(call, func, args, kwargs, pattern)
+        if found is not None:
+            return found
+        found = self._infer(call, func, args, kwargs, pattern)
         return one_of(found) if found.__class__ is TensorType else found
 
     def keep(self, memo: dict[Any, Any], key: Any, found: Any) -> None:
@@ -309,6 +307,8 @@ def check_fit(where: str, result: Any, found: Any) -> None:
 
 def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
     """Each tensor of a result with its type; a list of types is repeated as needed."""
+    if isinstance(result, Tensor) and found.__class__ is TensorType:
+        return [(result, found)]
     types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
     if not isinstance(result, list | tuple):
         return [(result, types[0])] if isinstance(result, Tensor) else []

@@ -33,6 +33,10 @@ class Observer(Protocol):
 
     def asked(self, question: Any, answer: Any) -> None: ...
 
+    def started(self, pending: Any) -> None: ...
+
+    def waited(self, pending: Any) -> None: ...
+
 
 class Checker(Protocol):
     """The mode that checks the ops of a block."""

@@ -61,6 +61,8 @@ class Recorder:
         self._known: dict[int, tuple[Tensor, Crossing]] = {}
         self._entering = ""  # the name of what enters a collective
         self._sent: list[Entry] = []  # by a collective whose result is not seen yet
+        # The same two of each exchange that is under way.
+        self._under_way: dict[int, tuple[str, list[Entry]]] = {}
         self._at: Crossing | None = None  # whose gradient backward is about to use
 
     def crossing(
@@ -96,6 +98,15 @@ class Recorder:
 
     def asked(self, question: object, answer: object) -> None:
         """Do nothing: a branch is no tensor."""
+
+    def started(self, pending: object) -> None:
+        """Keep what belongs to the result of an exchange until somebody waits for it."""
+        self._under_way[id(pending)] = self._entering, self._sent
+        self._entering, self._sent = "", []
+
+    def waited(self, pending: object) -> None:
+        """Give what was kept to the result, which is seen next."""
+        self._entering, self._sent = self._under_way.pop(id(pending), ("", []))
 
     def sent(self, entry: Entry) -> None:
         """Write down a collective that runs, in forward or in backward."""

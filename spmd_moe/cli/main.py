@@ -1,4 +1,4 @@
-"""`spmd-moe check | train | bugs`: arguments in, exit code out.
+"""`spmd-moe check | train | bugs | lint`: arguments in, exit code out.
 
 Exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used, 3 the checker
 itself failed, which is no verdict. Errors are without a traceback unless `--debug` asks.
@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("spmd_moe.cli.check", "type-check and run a layer for a mesh"),
     "train": ("spmd_moe.cli.train", "train a small language model on local processes"),
     "bugs": ("spmd_moe.cli.bugs", "published bugs, and what refuses them"),
+    "lint": ("spmd_moe.cli.lint", "find what the migration guide is about in source"),
 }
 
 

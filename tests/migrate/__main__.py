@@ -2,14 +2,18 @@
 
 import sys
 
-from tests.migrate.page import page
-from tests.migrate.patterns import ROOT, pattern, written
+from tests.migrate.page import first_page, page
+from tests.migrate.patterns import NAMES, ROOT
+
+GUIDE = ROOT / "docs" / "migrate"
 
 
 def main() -> int:
-    for name in written():
-        (ROOT / "docs" / "migrate" / f"{name}.md").write_text(page(pattern(name)))
+    for name in NAMES:
+        (GUIDE / f"{name}.md").write_text(page(name))
         print(name, file=sys.stderr, flush=True)
+    first = GUIDE / "README.md"
+    first.write_text(first_page(first.read_text()))
     return 0
 
 

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from placements import (
     Mesh,
@@ -34,12 +36,14 @@ from placements.testing import RankFailure, check_adjoint, device_mesh, run_rank
 from placements.testing.ranks.crashes import cause_of
 from placements.types.text import as_axis_type
 from tests.migrate.patterns import BEFORE, OURS, PEER, Pattern
+from tests.migrate.patterns import pattern as load
 
 Program = Callable[..., Any]
 # One rank: results, and the gradients of inputs by name.
 Found = tuple[list[Tensor], dict[str, Tensor]]
 
 PLAIN, TYPES, VERIFY = "plain", "typecheck()", "verify()"
+FORWARD, ADJOINT = "comparison of the forward", "check_adjoint"
 LOCAL, GLOBAL, DTENSOR = "spmd_types local", "spmd_types global", "DTensor"
 # Which words a checker is asked in.
 WORDS = {TYPES: OURS, VERIFY: OURS, LOCAL: PEER, GLOBAL: PEER, DTENSOR: BEFORE}
@@ -104,7 +108,12 @@ def _on_rank(program: Program, of: Any, by: str, words: str) -> Found:
         for name, part in parts.items()
         if part.requires_grad and seeded
     }
-    return [y.detach().clone() for y in results], gradients
+    return [_local(y).detach().clone() for y in results], gradients
+
+
+def _local(y: Tensor) -> Tensor:
+    """Return what this rank holds; FSDP2 leaves gradients and parameters as DTensors."""
+    return y.to_local() if isinstance(y, DTensor) else y
 
 
 def _listed(found: Any) -> list[Tensor]:
@@ -184,18 +193,25 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.said}: `{self.why}`" if self.why else self.said
 
+    @property
+    def in_short(self) -> str:
+        return re.split("[;:(,]", self.said)[0].strip()
 
-def verdicts(pattern: Pattern) -> dict[str, Verdict]:
-    """Ask every checker about the wrong program in its own words."""
-    found = {"comparison of the forward": forward_verdict(pattern)}
-    found["check_adjoint"] = adjoint_verdict(pattern, BEFORE)
+
+@cache
+def verdicts(name: str) -> dict[str, Verdict]:
+    """Ask every checker about the wrong program of a pattern, in its own words."""
+    pattern = load(name)
+    found = {FORWARD: forward_verdict(pattern)}
+    found[ADJOINT] = adjoint_verdict(pattern, BEFORE)
     for by, words in WORDS.items():
         wrong = pattern.wrong(words)
-        why_not = getattr(pattern.modules["wrong"], "UNSAID", {}).get(by)
-        if wrong is None or why_not is not None:
-            found[by] = Verdict("-", "")
-            continue
-        found[by] = _asked(pattern, wrong, words, by)
+        if wrong is None:
+            found[by] = Verdict("-")
+        elif by in pattern.unchecked:
+            found[by] = Verdict(f"refuses the right version, too: {pattern.unchecked[by]}")
+        else:
+            found[by] = _asked(pattern, wrong, words, by)
     return found
 
 
@@ -259,8 +275,11 @@ def _asked(pattern: Pattern, wrong: Program, words: str, by: str) -> Verdict:
 
 
 def _fails_alone(pattern: Pattern, wrong: Program, words: str) -> bool:
+    """Return whether a program fails where nobody checks it; refused is no failure."""
     try:
         run(pattern, wrong, words)
+    except PlacementError:  # wrappers and checkpoints are looked at in any case
+        return False
     except Exception:
         return True
     return False

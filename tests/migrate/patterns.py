@@ -4,10 +4,11 @@ A pattern is a folder with five files: `one_device.py` says what is computed, on
 and what each rank holds of every input and result; `before.py`, `after_placements.py` and
 `after_spmd_types.py` have a `program` each, which takes what this rank holds of the inputs
 and returns what it holds of the results; `wrong.py` has the bug three times, in those words.
+`UNCHECKED` in `one_device.py` names the checkers that refuse even the right version.
 """
 
 import ast
-import importlib.util
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +55,11 @@ class Pattern:
     def of_one_device(self) -> Any:
         return self.modules["one_device"]
 
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """Return the checkers that refuse even the right version, and why."""
+        return getattr(self.of_one_device, "UNCHECKED", {})
+
     def program(self, version: str) -> Callable[..., Any]:
         return self.modules[version].program
 
@@ -75,19 +81,7 @@ class Pattern:
 
 @cache
 def pattern(name: str) -> Pattern:
-    """Load a pattern; the files are programs of users, so they are in no package."""
-    modules: dict[str, ModuleType] = {}
-    texts: dict[str, str] = {}
-    for file in FILES:
-        path = FOLDER / name / f"{file}.py"
-        spec = importlib.util.spec_from_file_location(f"migrate_{name}_{file}", path)
-        assert spec is not None and spec.loader is not None
-        modules[file] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(modules[file])
-        texts[file] = path.read_text()
+    """Load a pattern; a file may import from another of the same folder."""
+    modules = {f: importlib.import_module(f"examples.migrate.{name}.{f}") for f in FILES}
+    texts = {file: (FOLDER / name / f"{file}.py").read_text() for file in FILES}
     return Pattern(name, modules, texts)
-
-
-def written() -> list[str]:
-    """Return the patterns that are there, in the order of the guide."""
-    return [name for name in NAMES if (FOLDER / name).is_dir()]

@@ -122,7 +122,6 @@ def normal(
     input: Any = None,
     mean: Any = 0.0,
     std: Any = 1.0,
-    size: Any = None,
     dtype: Any = None,
     *,
     shared: frozenset[str],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from placements.testing.forms.form import Form, run_line
-from placements.testing.forms.shapes import ASKED_TEXTS, TEXTS
+from placements.testing.forms.shapes import ASKED_TEXTS, NEEDS, TEXTS
 from placements.testing.forms.signatures import FormSlot, signatures
 from placements.testing.forms.sizes import DrawsSizes
 
@@ -89,6 +89,13 @@ class _Drawing(DrawsSizes):
                 return "None"
         return draw(slot)
 
+    def corrupts(self, slot: FormSlot) -> bool:
+        """Return whether memory would be: by max_pool3d with dilation and padding."""
+        if not self.op.startswith("max_pool3d"):
+            return False
+        dilates = self.is_asked and self.about == "dilation"
+        return slot.name == ("padding" if dilates else "dilation")
+
     def draw(self) -> Form:
         signature, rng = self.signature, self.rng
 
@@ -96,11 +103,15 @@ class _Drawing(DrawsSizes):
             # What else is odd may be a reason to refuse, and hides what is asked for.
             return _often(slot) * (0.3 if self.is_asked else 1)
 
+        wanted = (
+            (self.about, *NEEDS.get(self.about, ())) if self.is_asked else (self.about,)
+        )
         slots = [
             slot
             for slot in signature.slots
             if slot.kind != "never"
-            and (slot.required or slot.name == self.about or rng.random() < often(slot))
+            and not self.corrupts(slot)
+            and (slot.required or slot.name in wanted or rng.random() < often(slot))
         ]
         if any(s.kind in ("tensor", "tensors") for s in slots):
             # Operands first, so that dims and sizes can be drawn from them.
@@ -114,6 +125,8 @@ class _Drawing(DrawsSizes):
         if signature.writes == "out":
             self.form.line = self.spelled([s for s in slots if s.name != "out"], texts)
             texts["out"] = self.out()
+        # A claim of what is drawn: only then may it be equal on all ranks.
+        self.form.is_shared = self.is_asked and rng.random() < 0.3
         if signature.writes and texts.get(signature.writes, "").isidentifier():
             self.form.target = texts[signature.writes]
         self.form.line = self.spelled(slots, texts)
@@ -180,6 +193,4 @@ def draw_form(rng: random.Random, op: str, about: Collection[str] = ()) -> Form:
     drawn = [s.name for s in way.slots if s.name in about]
     if not about and way.slots and rng.random() < 0.33:
         drawn = [rng.choice(way.slots).name]
-    drawing = _Drawing(rng, way, drawn[0] if drawn else "")
-    drawing.is_asked = bool(about)
-    return drawing.draw()
+    return _Drawing(rng, way, drawn[0] if drawn else "", bool(about)).draw()

@@ -33,6 +33,7 @@ class Form:
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
     settings: list[str] = field(default_factory=lambda: list[str]())  # sizes as numbers
     never: str = ""  # why no program with this line can be right, if so
+    is_shared: bool = False  # whether all ranks draw from one generator
 
     @property
     def is_plain(self) -> bool:

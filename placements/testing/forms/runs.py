@@ -17,6 +17,7 @@ from placements._torch import unseen
 from placements.annotations.declarations import assert_type, type_of
 from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
+from placements.runtime.state import shared_generator
 from placements.testing.forms.form import WORDS, Form
 from placements.testing.forms.operands import Place, places
 from placements.types.axis import AxisType, Shard
@@ -137,12 +138,17 @@ def is_undetermined(form: Form) -> bool:
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
     """Run the line, checked, on every rank; None if an operand cannot be declared."""
     made: dict[Place, Run] = {}
+    before = torch.get_rng_state()
+    shared = tuple(form.sizes) if form.is_shared else ()
     with typecheck():
         for rank in places(form.sizes, list(form.sizes)):
             held = {name: x.locals[rank] for name, x in form.operands.items()}
             with unseen():
                 leaves, given = _prepared(form, held)
-            with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
+            if shared:
+                torch.set_rng_state(before)
+            mesh = _mesh(tuple(form.sizes.items()), rank)
+            with set_current_mesh(mesh), shared_generator(*shared):
                 try:
                     for name, x in form.operands.items():
                         assert_type(given[name], x.types, index=x.index)

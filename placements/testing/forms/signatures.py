@@ -88,8 +88,8 @@ _MASKS = {"mask", "condition"}
 def _kind(name: str, torch_type: str, op: str) -> str:
     if name in ("dtype", "out_dtype"):
         return "dtype"
-    if name in _NEVER_GIVEN or (name == "dilation" and op.startswith("max_pool3d")):
-        return "never"  # torch's max_pool3d with dilation corrupts memory
+    if name in _NEVER_GIVEN:
+        return "never"
     kind = _KINDS.get(torch_type, "never")
     if kind == "tensor" and (name in _INDICES or (name, op) == ("target", "nll_loss")):
         return "index"

@@ -1,0 +1,1 @@
+"""One matcher for each rule. `README.md` is the map."""
