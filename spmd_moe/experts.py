@@ -10,13 +10,13 @@ import torch
 from torch.nn.functional import linear, silu
 
 from placements import Mesh, On, typed
-from spmd_moe.config import MoEConfig
-from spmd_moe.dims import DH, GDF, GFD, HD, MD, TD, CountsG
-from spmd_moe.expert_compute import (
+from spmd_moe.compute.by_expert import (
     AbstractExpertCompute,
     ByExpert,
     with_types_of_plain,
 )
+from spmd_moe.config import MoEConfig
+from spmd_moe.dims import DH, GDF, GFD, HD, MD, TD, CountsG
 from spmd_moe.layouts import Layout
 from spmd_moe.parameters import Initialised, Spec
 
@@ -27,7 +27,7 @@ class GroupedExperts(Initialised):
 
     `mesh` is the mesh that the weights' types are about: sparse with EP, dense without. It
     must be current when the module is called. `compute` is how the rows are computed; a
-    strategy of `expert_compute.py` or `expert_batches.py` may be put in its place.
+    strategy of `compute/` may be put in its place.
     """
 
     compute: AbstractExpertCompute

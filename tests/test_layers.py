@@ -44,26 +44,27 @@ PLACEMENTS = {
     "demo": BELOW_TESTING,
     "__main__": "demo rulebook",
 }
-# The layer is every file at the top but `__main__`, with the `__init__`; the basis is two of
+# The layer is every file at the top but `__main__`, with the `__init__`; the basis is three of
 # these files, which know nothing of the layer.
-BASIS = ("dims", "permute")
+BASIS = ("dims", "permute", "precision")
 SPMD_MOE = {
     "basis": "",
     "paths": "basis",
-    "layer": "basis paths",
-    "checks": "basis paths layer",
-    "training": "basis paths layer",
-    "bugs": "basis paths layer",
+    "compute": "basis paths",
+    "layer": "basis paths compute",
+    "checks": "basis paths compute layer",
+    "training": "basis paths compute layer",
+    "bugs": "basis paths compute layer",
     "lint": "",
-    "cli": "basis paths layer checks training bugs lint",
+    "cli": "basis paths compute layer checks training bugs lint",
     "__main__": "cli",
 }
 # What the layers of spmd_moe may import of placements: "" stands for its public names, and
 # "*" for any of its files.
 # "lint" imports nothing of it: it has no entry.
 OF_PLACEMENTS = {
-    "basis": "", "paths": "", "layer": "", "checks": "*", "training": "*", "bugs": "*",
-    "cli": "*",
+    "basis": "", "paths": "", "compute": "", "layer": "", "checks": "*", "training": "*",
+    "bugs": "*", "cli": "*",
 }  # fmt: skip
 
 # Where attributes of torch may be replaced: while checking is on, in the simulator, and

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from placements import set_current_mesh, typecheck
 from spmd_moe import MoE
-from spmd_moe.expert_batches import Batched, WeightCache
-from spmd_moe.expert_compute import ByExpert
+from spmd_moe.compute.batched import Batched, WeightCache
+from spmd_moe.compute.by_expert import ByExpert
 from spmd_moe.experts import GroupedExperts
 from tests.support.moe import CONFIG
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from spmd_moe import products
-from spmd_moe.expert_compute import AbstractExpertCompute, ByExpert, Plain
-from spmd_moe.grouped_mm import in_autocast_dtype
+from spmd_moe.compute import products
+from spmd_moe.compute.by_expert import AbstractExpertCompute, ByExpert, Plain
+from spmd_moe.compute.grouped_mm import in_autocast_dtype
 
 TOLERANCES = {
     torch.float64: 1e-12,

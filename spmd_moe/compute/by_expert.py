@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from placements import dual, in_transform, region, type_of, unchecked
-from spmd_moe.grouped_mm import (
+from spmd_moe.compute.grouped_mm import (
     check_counts,
     check_groups,
     check_integers,
@@ -34,9 +34,9 @@ from spmd_moe.grouped_mm import (
     grouped_mm,
     in_autocast_dtype,
 )
+from spmd_moe.compute.products import outer, product
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import without_autocast
-from spmd_moe.products import outer, product
 
 # Rows for each expert below which products of half precision, which are short then, are
 # better made by one call for all experts.

@@ -26,16 +26,16 @@ from torch.nn.functional import silu
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from placements import version_of
-from spmd_moe.expert_compute import (
+from spmd_moe.compute.by_expert import (
     AbstractExpertCompute,
     ByExpert,
     counts_on_host,
     is_plain_cpu,
 )
-from spmd_moe.grouped_mm import in_autocast_dtype
+from spmd_moe.compute.grouped_mm import in_autocast_dtype
+from spmd_moe.compute.products import is_widened
 from spmd_moe.paths.recorder import ran
 from spmd_moe.precision import without_autocast
-from spmd_moe.products import is_widened
 
 # Is told by name what ran.
 Tell = Callable[[str], object]

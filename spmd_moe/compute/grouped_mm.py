@@ -15,9 +15,9 @@ import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
 from torch import Tensor
 
 from placements import in_transform, register_op
+from spmd_moe.compute.products import is_widened, product
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
-from spmd_moe.products import is_widened, product
 
 _NAME, _OUTER_NAME = "spmd_moe::grouped_mm", "spmd_moe::grouped_outer"
 
