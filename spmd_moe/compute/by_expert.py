@@ -19,7 +19,7 @@ outside of compiled code. A strategy is an object that a
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -176,7 +176,7 @@ def loop(
     out_MD = rows_MD.new_empty(rows_MD.shape[0], w2_GDF.shape[1])
     matrices = (w.mT.unbind(0) for w in (w1_GFD, w3_GFD, w2_GDF))
     for rows, out, w1, w3, w2 in zip(
-        rows_MD.split(counts), out_MD.split(counts), *matrices, strict=True
+        _split(rows_MD, counts), _split(out_MD, counts), *matrices, strict=True
     ):
         if rows.shape[0] > 0:
             hidden_mF = silu(product(rows, w1), inplace=True)
@@ -196,7 +196,7 @@ class _Experts(torch.autograd.Function):
         kept: list[Tensor] = []
         with without_autocast(rows_MD):
             for rows, out, w1_DF, w3_DF, w2_FD in zip(
-                rows_MD.split(counts), out_MD.split(counts), *matrices, strict=True
+                _split(rows_MD, counts), _split(out_MD, counts), *matrices, strict=True
             ):
                 if rows.shape[0] > 0:
                     gate_mF, up_mF = product(rows, w1_DF), product(rows, w3_DF)
@@ -222,8 +222,8 @@ class _Experts(torch.autograd.Function):
         pairs = iter(zip(kept[::2], kept[1::2], strict=True))
         with without_autocast(rows_MD):
             for rows, d_out, d_of_rows, weights, d_weights in zip(
-                rows_MD.split(ctx.counts),
-                d_out_MD.split(ctx.counts),
+                _split(rows_MD, ctx.counts),
+                _split(d_out_MD, ctx.counts),
                 _parts(d_rows, ctx.counts),
                 zip(w1.unbind(0), w3.unbind(0), w2.unbind(0), strict=True),
                 zip(*(_parts(d, [1] * len(ctx.counts)) for d in d_w), strict=True),
@@ -240,9 +240,13 @@ class _Experts(torch.autograd.Function):
         return d_rows, *d_w, None
 
 
+def _split(x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    return cast(Any, x).split(sizes)
+
+
 def _parts(whole: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
     """Return the pieces of a gradient; None for each where none is wanted."""
-    return [None] * len(sizes) if whole is None else whole.split(sizes)
+    return [None] * len(sizes) if whole is None else _split(whole, sizes)
 
 
 def _backward_of_one(

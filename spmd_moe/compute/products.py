@@ -20,7 +20,7 @@ processor and number of threads are the same.
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ FEW_ROWS, FEW_FOR_GRADIENT, LARGE_MATRIX = range(2, 7), range(2, 5), 2**18
 @cache
 def processor() -> Mapping[str, Any]:
     """Return what torch says of this processor; nothing on a torch that does not say."""
-    say = getattr(torch.cpu, "get_capabilities", None)
-    return cast(Any, say)() if say is not None else {}
+    say: Any = getattr(torch.cpu, "get_capabilities", None)
+    return say() if say is not None else {}
 
 
 @cache
