@@ -18,14 +18,14 @@ outside of compiled code. A strategy is an object that a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from placements import dual, in_transform, region, type_of, unchecked
+from placements import AxisType, dual, in_transform, region, type_of, unchecked
 from spmd_moe.compute.grouped_mm import (
     check_counts,
     check_groups,
@@ -41,6 +41,9 @@ from spmd_moe.precision import without_autocast
 # Rows for each expert below which products of half precision, which are short then, are
 # better made by one call for all experts.
 FEW_ROWS = 4
+
+
+_NOWHERE: Mapping[str, AxisType] = {}
 
 
 class AbstractExpertCompute(ABC):
@@ -90,13 +93,13 @@ def with_types_of_plain(
     if type_of(rows_MD) is None:
         return compute(*operands, counts_list)
     with torch.no_grad():
-        types = type_of(plain_experts(*(x.to("meta") for x in operands))) or {}
+        types = type_of(plain_experts(*(x.to("meta") for x in operands))) or _NOWHERE
 
-    def values(*operands: Tensor) -> Tensor:
+    def values(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, counts: Tensor) -> Tensor:
         with unchecked():
-            return compute(*operands, counts_list)
+            return compute(x, w1, w3, w2, counts, counts_list)
 
-    ins = [type_of(x) or {} for x in operands]
+    ins: list[Mapping[str, AxisType]] = [type_of(x) or _NOWHERE for x in operands]
     grads = [{axis: dual(t) for axis, t in known.items()} for known in ins]
     return region(values, ins=ins, outs=types, grads=grads)(*operands)
 
@@ -132,7 +135,9 @@ class ByExpert(AbstractExpertCompute):
         if not is_plain_cpu(*operands):
             return plain_experts(*operands, counts_G)
         counts = counts_on_host(rows_MD, w1_GFD, counts_G, counts_list)
-        operands = in_autocast_dtype(*operands)
+        rows_MD, *weights = in_autocast_dtype(*operands)
+        w1_GFD, w3_GFD, w2_GDF = weights
+        operands = rows_MD, w1_GFD, w3_GFD, w2_GDF
         if is_half(rows_MD) and rows_MD.shape[0] < FEW_ROWS * w1_GFD.shape[0]:
             return plain_experts(*operands, counts_G)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
