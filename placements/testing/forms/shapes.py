@@ -159,6 +159,7 @@ ASKED_SHAPES: dict[str, tuple[str, ...]] = {
     "conv3d groups": ("input=AbCCC weight=DBEEE bias=D",),
     "slice_scatter start": ("self=4B src=2B",),
     "slice_scatter step": ("self=4B src=2B",),
+    "max_pool3d dilation": ("input=AB888 self=AB888",),
     "tensordot dims": ("self=AA other=AA a=AA b=AA",),  # of 0, 1 and 2 dims
     "isin assume_unique": ("elements=A test_elements=Z",),  # torch sorts what is long
 }  # fmt: skip
