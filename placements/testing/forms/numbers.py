@@ -127,7 +127,8 @@ class DrawsNumbers(DrawsTensors):
         if self.rng.random() < (0.4 if self.is_odd else 0.8):
             self.literal_dim = literal % n
             return str(literal)
-        way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
+        often = "rank" if self.is_asked else "np"
+        way = self.rng.choice(("np", often, "tensor", "rank", "bool"))
         if way == "np":
             return f"np.int64({literal})"
         if way == "tensor":
