@@ -31,7 +31,7 @@ class _Drawing(DrawsSizes):
 
     def flag(self, slot: FormSlot) -> str:
         if self.is_odd and self.rng.random() < (0.5 if self.is_asked else 0.2):
-            return self.rank()
+            return self.own_rank()
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
     def text(self, slot: FormSlot) -> str:
