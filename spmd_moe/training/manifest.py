@@ -58,9 +58,16 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 def start_run(directory: Path) -> str:
     """Give the directory a new run, whose checkpoints name it; return its id."""
-    run = secrets.token_hex(8)
-    _write(directory / f".{RUN}", _sealed({"format": FORMAT, "run": run}))
-    os.replace(directory / f".{RUN}", directory / RUN)
+    run, new = secrets.token_hex(8), directory / f".{RUN}"
+    try:
+        new.unlink(missing_ok=True)
+        _write(new, _sealed({"format": FORMAT, "run": run}))
+        os.replace(new, directory / RUN)
+    except OSError as error:
+        raise Unusable(
+            f"{directory / RUN} cannot be written ({error.strerror}): remove it and {new}, "
+            "or name another directory"
+        ) from None
     return run
 
 
