@@ -8,7 +8,6 @@ fast path is faster. The last rows are on one rank: what the combine can be aske
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,9 +72,10 @@ def step(dispatcher: Any, routing: Any, x_TD: Tensor) -> None:
     rows_ND.sum().backward()
 
 
-def compare(
-    path: Path, tokens: int, dim: int
-) -> tuple[list[float], list[float], list[int]]:
+Compared = tuple[list[float], list[float], list[int]]
+
+
+def compare(path: Path, tokens: int, dim: int) -> Compared:
     """Seconds of each call, plain and fast, and bytes over ep of one forward of each."""
     torch.set_num_threads(1)
     at, mesh = layout("C1"), device_mesh({"dp": 1, "cp": 1, "tp": RANKS})
@@ -148,7 +148,7 @@ def on_one_rank() -> list[tuple[str, list[float], list[float]]]:
                     start = time.perf_counter()
                     call()
                     kept.append(time.perf_counter() - start)
-            found.append((name, *times))
+            found.append((name, times[0], times[1]))
     return found
 
 
@@ -160,22 +160,31 @@ def line(name: str, shape: str, slow: list[float], quick: list[float], sent: str
     return f"| {name} | {shape} | {milliseconds:.2f} | {spread} | {sent} |"
 
 
+SHAPES = ((64, 64), (1024, 256))
+
+
+def every_path() -> list[Compared]:
+    return [compare(path, *shape) for path in PATHS for shape in SHAPES]
+
+
 def main() -> None:
-    print(
-        "| fast path | tokens a rank, dim | plain, ms | fast / plain (quartiles) | bytes |"
+    heads = (
+        "fast path",
+        "tokens a rank, dim",
+        "plain, ms",
+        "fast / plain (quartiles)",
+        "bytes",
     )
+    print(f"| {' | '.join(heads)} |")
     print("|---|---|---|---|---|")
-    for path in PATHS:
-        for tokens, dim in ((64, 64), (1024, 256)):
-            print(f"{path.name}, {tokens} tokens ...", file=sys.stderr)
-            slow, quick, sizes = run_ranks(
-                {"dp": 1, "cp": 1, "tp": RANKS}, compare, path, tokens, dim,
-                backend="gloo", timeout=300.0,
-            )[0]  # fmt: skip
-            sent = f"{sizes[0]:,} -> {sizes[1]:,}"
-            print(line(path.name, f"{tokens}, {dim}", slow, quick, sent), flush=True)
+    mesh = {"dp": 1, "cp": 1, "tp": RANKS}
+    found = run_ranks(mesh, every_path, backend="gloo", timeout=600.0)[0]
+    rows = ((path.name, shape) for path in PATHS for shape in SHAPES)
+    for (name, shape), (slow, quick, sizes) in zip(rows, found, strict=True):
+        sent = f"{sizes[0]:,} to {sizes[1]:,}"
+        print(line(name, f"{shape[0]}, {shape[1]}", slow, quick, sent))
     for name, slow, quick in on_one_rank():
-        print(line(name, "2048, 512", slow, quick, "none"), flush=True)
+        print(line(name, "2048, 512", slow, quick, "none"))
 
 
 if __name__ == "__main__":
