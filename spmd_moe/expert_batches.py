@@ -3,8 +3,8 @@
     experts.compute = Batched()                      # puts w1 and w3 together in each call
     experts.compute = Batched(WeightCache(experts))  # keeps them together between calls
 
-Both are a choice of who runs a model, because they cost memory: the copies of a cache are as
-large as the weights, and they are no part of the state of the module.
+Both are a choice of who runs a model, because they cost memory: the copies of a cache are
+as large as the weights, and they are no part of the state of the module.
 
 A cache is only right as long as it can tell that a weight was written. It looks at the
 memory, at how often torch wrote there, at shape, strides, dtype and device. It is emptied
@@ -33,15 +33,12 @@ from spmd_moe.expert_compute import (
     is_plain_cpu,
 )
 from spmd_moe.grouped_mm import in_autocast_dtype
+from spmd_moe.paths.recorder import ran
 from spmd_moe.precision import without_autocast
 from spmd_moe.products import is_widened
 
 # Is told by name what ran.
 Tell = Callable[[str], object]
-
-
-def tell_nobody(name: str) -> None:
-    """Take no notice."""
 
 
 class WeightCache:
@@ -101,7 +98,7 @@ class Batched(AbstractExpertCompute):
         cache: WeightCache | None = None,
         *,
         others: AbstractExpertCompute | None = None,
-        tell: Tell = tell_nobody,
+        tell: Tell = ran,
     ) -> None:
         self.cache, self.tell = cache, tell
         self.others = others or ByExpert()

@@ -12,8 +12,8 @@ its last, because
   again, which is cheaper than to fetch it;
 - the gradients are written where they stay, each once. An expert without rows gets zeros.
 
-It is used where its result cannot be told from the plain one but by rounding: on a CPU, on
-tensors without types, outside of compiled code. A strategy is an object that a
+It is used where its result cannot be told from the plain one but by rounding: on a CPU,
+outside of compiled code. A strategy is an object that a
 `GroupedExperts` has as `compute`; another may be put there.
 """
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from placements import in_transform, type_of
+from placements import dual, in_transform, region, type_of, unchecked
 from spmd_moe.grouped_mm import (
     check_counts,
     check_groups,
@@ -70,6 +70,35 @@ def plain_experts(
     gate_MF = silu(grouped_mm(rows_MD, w1_GFD.mT, ends_G))
     hidden_MF = gate_MF * grouped_mm(rows_MD, w3_GFD.mT, ends_G)
     return grouped_mm(hidden_MF, w2_GDF.mT, ends_G)
+
+
+def with_types_of_plain(
+    compute: "AbstractExpertCompute",
+    rows_MD: Tensor,
+    w1_GFD: Tensor,
+    w3_GFD: Tensor,
+    w2_GDF: Tensor,
+    counts_G: Tensor,
+    counts_list: list[int] | None,
+) -> Tensor:
+    """Compute by `compute`, with the type that the plain ops give.
+
+    While checking is on they run beside it, on tensors without values. So they are checked
+    op by op, and the values are, bit for bit, those of unchecked code.
+    """
+    operands = rows_MD, w1_GFD, w3_GFD, w2_GDF, counts_G
+    if type_of(rows_MD) is None:
+        return compute(*operands, counts_list)
+    with torch.no_grad():
+        types = type_of(plain_experts(*(x.to("meta") for x in operands))) or {}
+
+    def values(*operands: Tensor) -> Tensor:
+        with unchecked():
+            return compute(*operands, counts_list)
+
+    ins = [type_of(x) or {} for x in operands]
+    grads = [{axis: dual(t) for axis, t in known.items()} for known in ins]
+    return region(values, ins=ins, outs=types, grads=grads)(*operands)
 
 
 class Plain(AbstractExpertCompute):
@@ -117,14 +146,11 @@ def is_half(x: Tensor) -> bool:
 
 
 def is_plain_cpu(*operands: Tensor) -> bool:
-    """Return whether `operands` are in this memory, without types, and not traced."""
+    """Return whether `operands` are in this memory, and not traced."""
     if torch.compiler.is_compiling() or in_transform():
         return False
     return all(
-        x.device.type == "cpu"
-        and x.layout == torch.strided
-        and not is_dispatched(x)
-        and type_of(x) is None
+        x.device.type == "cpu" and x.layout == torch.strided and not is_dispatched(x)
         for x in operands
     )
 

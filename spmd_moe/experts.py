@@ -12,7 +12,11 @@ from torch.nn.functional import linear, silu
 from placements import Mesh, On, typed
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import DH, GDF, GFD, HD, MD, TD, CountsG
-from spmd_moe.expert_compute import AbstractExpertCompute, ByExpert
+from spmd_moe.expert_compute import (
+    AbstractExpertCompute,
+    ByExpert,
+    with_types_of_plain,
+)
 from spmd_moe.layouts import Layout
 from spmd_moe.parameters import Initialised, Spec
 
@@ -74,7 +78,7 @@ class GroupedExperts(Initialised):
         Communicates nothing. Backward: every expert gets a gradient, zero without rows.
         """
         weights = self.w1_GFD, self.w3_GFD, self.w2_GDF
-        return self.compute(rows_MD, *weights, counts_G, counts_list)
+        return with_types_of_plain(self.compute, rows_MD, *weights, counts_G, counts_list)
 
 
 @typed

@@ -35,7 +35,8 @@ def main() -> None:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     run: dict[str, Any] = {"layer": [], "ranks": [], "growth": []}
     run["machine"] = {
-        "torch": torch.__version__, "threads": options.threads, "python": platform.python_version(),
+        "torch": torch.__version__, "threads": options.threads,
+        "python": platform.python_version(),
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.machine()),
         "load": os.getloadavg()[0],
     }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import linear
 
 from benchmarks.layer.paired import Times, ratio, timed
@@ -59,37 +60,45 @@ def on_rank(ranks: int, shape: Shape, rounds: int) -> dict[str, Any]:
     """Times of one rank, and what it handed to collectives."""
     torch.set_num_threads(1)
     parallel = Parallel(dp=ranks, ep=ranks)
-    with set_current_mesh(parallel.dense_mesh()):
-        torch.manual_seed(dist.get_rank())
-        moe = MoE(shape.config, parallel)
-        x_TD = torch.randn(shape.tokens, shape.dim)
+    sizes = parallel.dense_mesh()
+    names = tuple(sizes)
+    dense = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=names)
+    with set_current_mesh(dense):
+        return measured(ranks, parallel, shape, rounds)
 
-        def ours(x: Tensor) -> Tensor:
-            return moe(x, seq_len=shape.tokens)
 
-        def by_book(x: Tensor) -> Tensor:
-            return textbook(moe, x, ranks)
+def measured(ranks: int, parallel: Parallel, shape: Shape, rounds: int) -> dict[str, Any]:
+    """Measure on this rank, with its mesh current."""
+    torch.manual_seed(dist.get_rank())
+    moe = MoE(shape.config, parallel)
+    x_TD = torch.randn(shape.tokens, shape.dim)
 
-        torch.testing.assert_close(ours(x_TD), by_book(x_TD), rtol=1e-4, atol=1e-4)
-        with ledger() as sent:
-            ours(x_TD.clone().requires_grad_()).sum().backward()
-        found: dict[str, Any] = {"bytes": sent.nbytes()}
-        for direction in ("forward", "forward+backward"):
-            found[direction] = {}
-            for name, layer in {"ours": ours, "textbook": by_book}.items():
+    def ours(x: Tensor) -> Tensor:
+        return moe(x, seq_len=shape.tokens)
 
-                def call(layer: Any = layer, back: bool = "+" in direction) -> None:
-                    with torch.set_grad_enabled(back):
-                        y_TD = layer(x_TD.clone().requires_grad_(back))
-                    if back:
-                        y_TD.sum().backward()
-                    moe.zero_grad()
-                    dist.barrier()
+    def by_book(x: Tensor) -> Tensor:
+        return textbook(moe, x, ranks)
 
-                found[direction][name] = call
-            # every rank must take as many rounds: there is no budget of time
-            times = wall(found[direction], rounds)
-            found[direction] = {n: t.seconds for n, t in times.items()}
+    torch.testing.assert_close(ours(x_TD), by_book(x_TD), rtol=1e-4, atol=1e-4)
+    with ledger() as sent:
+        ours(x_TD.clone().requires_grad_()).sum().backward()
+    found: dict[str, Any] = {"bytes": sent.nbytes()}
+    for direction in ("forward", "forward+backward"):
+        found[direction] = {}
+        for name, layer in {"ours": ours, "textbook": by_book}.items():
+
+            def call(layer: Any = layer, back: bool = "+" in direction) -> None:
+                with torch.set_grad_enabled(back):
+                    y_TD = layer(x_TD.clone().requires_grad_(back))
+                if back:
+                    y_TD.sum().backward()
+                moe.zero_grad()
+                dist.barrier()
+
+            found[direction][name] = call
+        # every rank must take as many rounds: there is no budget of time
+        times = wall(found[direction], rounds)
+        found[direction] = {n: t.seconds for n, t in times.items()}
     return found
 
 

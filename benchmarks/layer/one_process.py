@@ -72,7 +72,7 @@ def measure(
                     for n, call in calls.items()
                     if len(times[n].seconds) > 1
                 }
-                # Backward has twice the products, reads the weights again, writes gradients.
+                # Backward has twice the products, reads the weights and writes gradients.
                 scale = 1 if direction == "forward" else 3
                 peers = {n: t for n, t in times.items() if n != OURS and len(t.seconds) > 1}
                 best = min(peers, key=lambda n: peers[n].median)
