@@ -173,6 +173,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "count_include_pad": ("padding",), "recompute_scale_factor": ("scale_factor",),
     "start": ("step",), "momentum": ("training",),
 }  # fmt: skip
+# Slots that must be odd, too, for another to matter.
+ODD_TOO = {"normal size": "mean"}
 # Ops that take two dims, in an order that matters.
 TWO_DIMS = {"rot90", "linalg_matrix_norm"}
 

@@ -69,7 +69,7 @@ _NEVER_GIVEN = {
     "path", "cudnn_enable", "implicit", "process_group", "async", "input_scale",
 }  # fmt: skip
 _DIMS = {
-    "dim", "dims", "axis", "dim0", "dim1", "axis0", "axis1", "start_dim", "end_dim",
+    "dim", "dims", "axis", "dim0", "dim1", "dim2", "axis0", "axis1", "start_dim", "end_dim",
     "source", "destination",
 }  # fmt: skip
 _SIZES = {"size", "shape", "sizes", "normalized_shape", "stride"}

@@ -160,6 +160,8 @@ class DrawsTensors:
             return self.repeated(letters)
         if slot.name in ("weights", "pos_weight"):
             dtype = torch.float64
+        if letters == "Z":  # long, and yet not all there is
+            domain = "rows:2"
         made = self.operand(letters, dtype, domain)
         if self.first is None:
             self.first = made
