@@ -75,7 +75,8 @@ def _lines(where: str) -> list[Result]:
 
 def _measured(parallel: Parallel) -> Found:
     dense, sparse = _meshes(parallel)
-    moe = MoE(CONFIG, parallel, sparse_mesh=sparse)
+    with set_current_mesh(dense):
+        moe = MoE(CONFIG, parallel, sparse_mesh=sparse)
     x_TD = torch.randn(TOKENS, CONFIG.dim, requires_grad=True)
     torch._dynamo.reset()
     counters.clear()

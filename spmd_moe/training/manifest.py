@@ -50,10 +50,15 @@ def step_of(path: Path) -> int:
 
 def checkpoints_in(directory: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
+    return [path for path in named_in(directory) if path.is_dir()]
+
+
+def named_in(directory: Path) -> list[Path]:
+    """Return all that has the name of a checkpoint, whatever it is, oldest first."""
     if not directory.is_dir():
         return []
     found = (path for path in directory.iterdir() if re.fullmatch(r"step-\d+", path.name))
-    return sorted((path for path in found if path.is_dir()), key=step_of)
+    return sorted(found, key=step_of)
 
 
 def start_run(directory: Path) -> str:

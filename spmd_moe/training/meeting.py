@@ -81,6 +81,9 @@ def without_torchs_log() -> Generator[None]:
 
     What went wrong is in the error that it raises.
     """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - it was closed
+        yield
+        return
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -104,7 +107,14 @@ def host_store(listener: socket.socket, timeout: float) -> Any:
 @contextmanager
 def on_loopback(address: str) -> Generator[None]:
     """Let gloo use the loopback interface if the ranks meet there; else as it is set up."""
-    name = None if _INTERFACE in os.environ else _loopback_of(address)
+    names = {name for _, name in socket.if_nameindex()}
+    given = os.environ.get(_INTERFACE)
+    if given is not None and not names.issuperset(given.split(",")):
+        raise Unusable(
+            f"{_INTERFACE} is {given!r} in the environment, and this machine has the "
+            f"interfaces {', '.join(sorted(names))}: name one of them or unset it"
+        )
+    name = _loopback_of(address) if given is None else None
     if name is not None:
         os.environ[_INTERFACE] = name
     try:
@@ -117,7 +127,7 @@ def on_loopback(address: str) -> Generator[None]:
 def _loopback_of(address: str) -> str | None:
     try:
         found = str(socket.getaddrinfo(address, None)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None  # whoever connects to it says what is wrong
     if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
         return None

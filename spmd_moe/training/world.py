@@ -110,7 +110,7 @@ def joined(world: World, timeout: float) -> Generator[None]:
                     world_size=world.size,
                     timeout=timedelta(seconds=timeout),
                 )
-        except (dist.DistError, OSError) as error:
+        except (dist.DistError, OSError, UnicodeError) as error:
             raise RankFailed(
                 f"rank {world.rank} did not meet the others at "
                 f"{world.address}:{world.port} ({error}): start all {world.size} ranks, or "

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from spmd_moe.training import meeting
-from spmd_moe.training.errors import RankFailed
+from spmd_moe.training.errors import RankFailed, Unusable
 from spmd_moe.training.world import World, joined
 
 SAYS = {"nothing": b"", "another thing": b"HTTP/1.1 400 Bad Request\r\n\r\n"}
@@ -51,3 +51,18 @@ def test_a_port_without_a_store(
     assert not dist.is_initialized()
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"  # no trace of frames, and stderr is back
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_address_that_is_none(rank: int) -> None:
+    world = World(rank, 2, "x" * 300, 29500)
+    with pytest.raises(RankFailed, match="did not meet the others at xxx"):
+        with joined(world, timeout=0.5):
+            raise AssertionError("there is nobody to meet")
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    with pytest.raises(Unusable, match=r"GLOO_SOCKET_IFNAME is 'none0' .*: name one of"):
+        with joined(World(0, 1), timeout=5.0):
+            raise AssertionError("it was not looked at")
