@@ -7,7 +7,7 @@ which paths ran, the ledger what was sent.
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from placements import assert_type, ledger, split, typecheck, verify
 from placements.testing import run_ranks
 from spmd_moe import LocalDispatcher, MoE, MoEConfig, Parallel
 from spmd_moe.dispatch import sort_by_expert
-from spmd_moe.paths.recorder import recording
+from spmd_moe.paths.recorder import Recorder, ran, recording
 from spmd_moe.paths.regroup import PadGroups
 from tests.support.moe import Case, build, meshes
 
@@ -223,6 +223,35 @@ def test_under_typecheck_and_verify(
     """What ranks decide by their own counts is no branch that `verify()` warns of."""
     _, fast = cases(config, parallel, **how)
     run_ranks(parallel.dense_mesh(), once, fast, 0, True)
+
+
+@dataclass
+class Order(Recorder):
+    """Names in the order in which they came."""
+
+    names: list[str] = field(default_factory=list[str])
+
+    def add(self, name: str, amount: int) -> None:
+        self.names.append(name)
+
+
+def events(case: Case) -> list[str]:
+    with meshes(case.parallel) as (dense, sparse), recording(Order()) as order:
+        moe = build(case, sparse)
+        assert moe.shared_experts is not None
+        moe.shared_experts.register_forward_hook(lambda *_: ran("shared experts"))
+        x = split(case.tensors()[0], moe.layout.input, dense)[dist.get_rank()]
+        moe(x, seq_len=case.seq_len)
+    assert isinstance(order, Order)
+    return order.names
+
+
+def test_padding_is_cut_off_after_the_shared_experts_ran() -> None:
+    """The fork touched the rows that come back before it ran the shared experts."""
+    _, fast = cases(CONFIG, EP2, max_padding=math.inf)
+    for names in run_ranks({"tp": 2}, events, fast):
+        last = names.index("equal_split_combine")
+        assert names.index("equal_split_dispatch") < names.index("shared experts") < last
 
 
 def gloo() -> list[tuple[Ran, Ran]]:
