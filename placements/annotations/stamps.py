@@ -16,7 +16,7 @@ from placements.runtime.declared import declared_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch
 from placements.runtime.mesh import checked_mesh
-from placements.runtime.state import checkers, current
+from placements.runtime.state import checkers, current, others
 from placements.types.axis import Shard
 from placements.types.tensor import TensorType
 
@@ -83,6 +83,9 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
     """
     mode = current.mode
     if mode is None:
+        other = current.other
+        for owner in owners if other is not None else ():
+            other.stamped(owner)
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
@@ -112,15 +115,15 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         _stamp((module,))
 
 
 def _stamp_lists_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         stamp(module)
 
 
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         _stamp(modules_below(module), below=True)
