@@ -16,7 +16,7 @@ from placements.runtime.declared import declared_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch
 from placements.runtime.mesh import checked_mesh, said_meshes
-from placements.runtime.state import block_here, checkers, current
+from placements.runtime.state import block_here, checkers, current, others
 from placements.types.axis import Shard
 from placements.types.tensor import TensorType
 
@@ -85,6 +85,9 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
     """
     mode = current.mode
     if mode is None:
+        other = current.other
+        for owner in owners if other is not None else ():
+            other.stamped(owner)
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
@@ -115,6 +118,8 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
     """Stamp a module, unless all its tensors have their types and nobody is to be told."""
+    if others.count:
+        return _stamp((module,))
     if not checkers.count:
         return
     here, said = _block_here(), _said_mesh()
@@ -133,10 +138,10 @@ def _stamp_before(module: nn.Module, args: Any) -> None:
 
 
 def _stamp_lists_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         stamp(module)
 
 
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         _stamp(modules_below(module), below=True)
