@@ -18,6 +18,7 @@ from placements.runtime.blocks import Block
 from placements.runtime.describe import dtype_name
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
 from placements.types.tensor import TensorType
+from spmd_moe.checks.origins import origins
 
 ARGUMENT, RESULT, COLLECTIVE, PARAMETER, BUFFER = (
     "argument", "result", "collective", "parameter", "buffer"
@@ -38,6 +39,8 @@ class Crossing:
     has_gradient: bool
     forward: list[Entry] = field(default_factory=list[Entry])
     backward: list[Entry] = field(default_factory=list[Entry])
+    # The places, among all crossings, of the tensors that it was computed from.
+    sources: list[int] = field(default_factory=list[int])
 
     @property
     def global_shape(self) -> tuple[int, ...] | None:
@@ -115,6 +118,13 @@ class Recorder:
             self._sent.append(entry)
         elif self._at is not None:
             self._at.backward.append(entry)
+
+    def traced(self) -> list[Crossing]:
+        """Return all crossings, each with its sources, once the step is over."""
+        tensors = [x for x, _ in self._known.values()]
+        for crossing, found in zip(self.crossings, origins(tensors), strict=True):
+            crossing.sources = found
+        return self.crossings
 
     def _add(
         self, x: Tensor, name: str, where: str, role: str, found: TensorType

@@ -11,7 +11,8 @@ from spmd_moe.checks.module.hints import line_of_forward
 from spmd_moe.checks.module.inputs import OwnModule, own_module
 from spmd_moe.checks.module.run import FAILURES, Outcome, check_module, checks_of
 from spmd_moe.cli import check_json
-from spmd_moe.cli.check_report import CROSSINGS_LEGEND, show_crossings
+from spmd_moe.cli.check_report import show_crossings
+from spmd_moe.cli.check_rows import CROSSINGS_LEGEND
 from spmd_moe.cli.degrees import parse_mesh
 from spmd_moe.cli.tables import say
 from spmd_moe.cli.terminal import failure_of, progress
