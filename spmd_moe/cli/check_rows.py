@@ -1,4 +1,4 @@
-"""What the tables of `spmd-moe check` say, cell by cell, on the terminal and on the page."""
+"""What the tables of `spmd-moe check` say, cell by cell, wherever they are shown."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +91,14 @@ def _bytes_cell(sizes: Sequence[int]) -> str:
     if not sizes:
         return ""
     return size(sum(sizes)) + (f"/{len(sizes)}" if len(sizes) > 1 else "")
+
+
+def gradient_sums_text(sums: Iterable[Entry]) -> list[str]:
+    """Return a line for each axis and kind, `all-reduce dp 3.5 KiB/2`."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for entry in sums:
+        groups.setdefault((entry.axis, entry.kind), []).append(entry.nbytes)
+    return [f"{kind} {axis} {_bytes_cell(sizes)}" for (axis, kind), sizes in groups.items()]
 
 
 def differences_table(runs: Sequence[Simulated]) -> Numbers:
