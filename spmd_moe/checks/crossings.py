@@ -23,6 +23,7 @@ from spmd_moe.checks.origins import origins
 ARGUMENT, RESULT, COLLECTIVE, PARAMETER, BUFFER = (
     "argument", "result", "collective", "parameter", "buffer"
 )  # fmt: skip
+REGION = "region"  # where a tensor arises to which trusted code declares a type
 
 
 @dataclass
@@ -78,9 +79,13 @@ class Recorder:
             self._entering = "" if known is None else known[1].name.removesuffix("()")
             return
         if known is not None:
+            if name == "return" and known[1].where == REGION:
+                # The function that returns it says more than the block in which it arose.
+                known[1].name, known[1].where, known[1].role = _called(where), where, RESULT
+                known[1].of_method = _is_of_method(where)
             return
         role = {"return": RESULT, "result": COLLECTIVE}.get(name, ARGUMENT)
-        called = {RESULT: f"{_short(where)}()", COLLECTIVE: f"{where}({self._entering})"}
+        called = {RESULT: _called(where), COLLECTIVE: f"{where}({self._entering})"}
         made = self._add(x, called.get(role, name), where, role, found)
         if role == COLLECTIVE:
             made.forward, self._sent = self._sent, []
@@ -141,10 +146,10 @@ class Recorder:
         self._at = crossing
 
 
-def _short(where: str) -> str:
-    """`route.Router.score` -> `score`, `route.Router.forward` -> `Router`."""
+def _called(where: str) -> str:
+    """`route.Router.score` -> `score()`, `route.Router.forward` -> `Router()`."""
     *path, last = where.split(".")
-    return path[-1] if path and last == "forward" else last
+    return f"{path[-1] if path and last == 'forward' else last}()"
 
 
 def _is_of_method(where: str) -> bool:

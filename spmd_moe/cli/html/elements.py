@@ -54,8 +54,10 @@ def table(
     label = escape(caption.partition("\n")[0])
     return "\n".join(
         [
-            f'<div class="box" tabindex="0" role="region" aria-label="{label}"><table>',
-            f"<caption>{escape(caption)}</caption><thead>",
+            paragraph(caption, "caption"),  # above the box, so that it is not cut
+            f'<div class="box" tabindex="0" role="region" aria-label="{label}">',
+            f'<table aria-label="{label}">',
+            "<thead>",
             *lines,
             "</thead><tbody>",
             *body,

@@ -56,7 +56,7 @@ body{{margin:0 auto;padding:1rem;max-width:60rem;background:var(--ground);
   color:var(--text);font:1rem/1.5 system-ui,sans-serif;overflow-wrap:break-word}}
 h1{{font-size:1.5rem;line-height:1.25}} h2{{font-size:1.2rem;margin-top:2rem}}
 h3{{font-size:1rem;margin:1.5rem 0 .5rem}}
-.quiet,figcaption,caption{{color:var(--quiet);font-size:.875rem}}
+.quiet,figcaption,.caption{{color:var(--quiet);font-size:.875rem}}
 .bad{{color:var(--bad);font-weight:600}}
 fieldset{{border:1px solid var(--line);border-radius:6px;margin:1.5rem 0 0;
   display:flex;flex-wrap:wrap;gap:.25rem 1rem}}
@@ -67,7 +67,7 @@ figure{{margin:0}}
 .box{{overflow-x:auto;margin:.5rem 0}}
 .box:focus-visible{{outline:2px solid var(--bar)}}
 table{{border-collapse:collapse;font:.8125rem/1.4 {MONO}}}
-caption{{text-align:left;font-family:system-ui,sans-serif;padding-bottom:.5rem}}
+.caption{{margin:.5rem 0}}
 th,td{{padding:.2rem .75rem .2rem 0;text-align:left;vertical-align:top;
   white-space:pre;border-bottom:1px solid var(--card)}}
 thead th{{border-bottom:1px solid var(--line)}}
