@@ -47,7 +47,9 @@ def test_a_right_program_is_equal_and_a_wrong_one_is_not(name: str, words: str) 
     check(name, one.program(words))
     wrong = one.wrong(words)
     assert wrong is not None
-    with pytest.raises(AssertionError, match="is not that of one device|is no global value"):
+    with pytest.raises(
+        AssertionError, match=r"is not that of one device|is no global value"
+    ):
         check(name, wrong)
 
 
