@@ -88,6 +88,7 @@ docs: $(READY)
 	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 	$(BIN)/python -m tests.migrate
+	$(BIN)/python -m spmd_moe.lint.page docs/lint.md
 
 # The pages as a site with search, in build/site; a broken link or anchor fails.
 site: $(READY)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from placements import demo, rulebook
 from spmd_moe.cli import layouts_page
+from spmd_moe.lint import page as lint_page
 from tests.support.pinned import IS_PINNED
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,11 @@ def test_layouts_page_is_generated_from_the_table() -> None:
     assert (ROOT / "docs" / "layouts.md").read_text() == layouts_page.markdown(), (
         "run: make docs"
     )
+
+
+def test_lint_page_has_the_table_of_its_rules() -> None:
+    page = (ROOT / "docs" / "lint.md").read_text()
+    assert page == lint_page.with_table(page), "run: make docs"
 
 
 def test_the_rules_command_prints_every_op_and_reason() -> None:

@@ -48,7 +48,7 @@ def in_transform() -> bool:
     """
     if forward_ad._current_level >= 0:
         return True
-    return _C._functorch.peek_interpreter_stack() is not None
+    return _C._are_functorch_transforms_active()
 
 
 # What torch.jit.script makes: functions, and methods of modules.

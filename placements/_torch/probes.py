@@ -277,7 +277,7 @@ CHECKING: tuple[Use, ...] = (
         lambda: kind_of(schemas_of("sum")[0].arguments[0]) == "Tensor"),
     Use("torch._C.ScriptFunction, torch._C.ScriptMethod", "see what scripts write",
         lambda: all("__call__" in vars(scripted) for scripted in SCRIPTED)),
-    Use("torch._C._functorch.peek_interpreter_stack, forward_ad._current_level",
+    Use("torch._C._are_functorch_transforms_active, forward_ad._current_level",
         "know that a transform is open", lambda: not in_transform()),
     Use("Tensor._version, Tensor._base", "find writes to memory", _counts_writes),
     Use("torch.UntypedStorage, one object for each memory", "note what was summed",

@@ -100,9 +100,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if here is None or here.mode is not self or not here.is_open:
             if current.mode is not self:  # a task that is in no block, or in another one
                 return func(*args, **(kwargs or {}))
-        known = KNOWN.get(func)
-        if known is None:
-            known = resolve(func)
+        known = KNOWN.get(func) or resolve(func)
         if known.__class__ is not Call:
             if known is passed:
                 return func(*args, **kwargs) if kwargs else func(*args)

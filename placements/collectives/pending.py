@@ -28,7 +28,7 @@ from placements.collectives.request import (
 )
 from placements.runtime.callsite import located
 from placements.runtime.errors import NotWaitedWarning, PlacementError, refused_call
-from placements.runtime.state import Checker, suspended
+from placements.runtime.state import Checker, current, suspended
 from placements.runtime.unchecked import warn_user
 from placements.types.axis import AxisTypeLike
 
@@ -140,6 +140,26 @@ class Pending:
         )
 
 
+class Arrived(Pending):
+    """A result that is there already: another engine, which knows no start, made it."""
+
+    def __init__(self, call: str, result: Tensor) -> None:
+        self._where, self._watched = f"{call}_start", False
+        self._result: Tensor | None = result
+
+    def wait(self) -> Tensor:
+        """Return the result, once."""
+        result, self._result = self._result, None
+        if result is None:
+            raise self._refused("wait")
+        return result
+
+    @property
+    def is_waited(self) -> bool:
+        """Whether `wait()` was called."""
+        return self._result is None
+
+
 def start(
     call: str,
     x: Tensor,
@@ -154,6 +174,13 @@ def start(
     said = call, x, axis, src, dst, dtypes, 0, sends, receives
     mode = checker()
     if mode is None:
+        other = current.other
+        if other is not None:
+            arrived = other.moved(
+                call, x, axis, src, dst, dtypes=dtypes, new_dim=0,
+                sends=sends, receives=receives,
+            )  # fmt: skip
+            return Arrived(call, arrived)
         return _started(prepared(None, *said))
     with unseen(), suspended():
         pending = _started(prepared(mode, *said))

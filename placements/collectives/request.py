@@ -102,6 +102,12 @@ def run(
     said = call, x, axis, src, dst, dtypes, new_dim, sends, receives
     mode = checker()
     if mode is None:
+        other = current.other
+        if other is not None:
+            return other.moved(
+                call, x, axis, src, dst, dtypes=dtypes, new_dim=new_dim,
+                sends=sends, receives=receives,
+            )  # fmt: skip
         ready = prepared(None, *said)
         return given(None, ready, launched(ready, apply))
     with unseen(), suspended():

@@ -401,7 +401,7 @@ ROWS: tuple[Row, ...] = (
         "value input; flag from to low high lambd; dtype dtype",
         FRESH, takes="shared", overwrites=True),
     Row("random", "normal", NO_VALUES, random.normal,
-        "value input mean std; dtype dtype",
+        "value input mean std; size size; dtype dtype",
         "fresh numbers in a tensor's place, or around its elements", takes="shared",
         overwrites=True),
     Row("random", "rand randn randint", NO_VALUES, random.create,

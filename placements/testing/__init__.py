@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from placements.testing.compare.adjoint import check_adjoint as check_adjoint
+from placements.testing.compare.case import check_as_it_is as check_as_it_is
 from placements.testing.compare.case import check_spmd_case as check_spmd_case
 from placements.testing.ranks.failures import RankFailure as RankFailure
 from placements.testing.ranks.run import device_mesh as device_mesh
@@ -24,6 +25,7 @@ __all__ = [
     "RankFailure",
     "assert_spmd_equivalent",
     "check_adjoint",
+    "check_as_it_is",
     "check_spmd_case",
     "device_mesh",
     "run_ranks",

@@ -149,7 +149,9 @@ def check_counts(counts: list[int], rows: int) -> None:
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write a @ b to `out`."""
-    if a.device.type == "cpu":
+    if in_transform():  # which know no op that is given its result
+        out.copy_(a @ b)
+    elif a.device.type == "cpu":
         product(a, b, out)
     else:
         torch.mm(a, b, out=out)

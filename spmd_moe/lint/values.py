@@ -216,8 +216,6 @@ class Values:
             is_of_ranks = bool(words_in(owner) & {"mesh", "group", "device_mesh", "pg"})
             by_words = any(w.endswith(("mesh", "group")) for w in words_in(owner))
             return Fact.PLAIN | (Fact.RANKS if is_of_ranks or by_words else Fact.SIZE)
-        if last(name) == "len":
-            return Fact.PLAIN | Fact.SIZE
         told = by_name(last(name))
         return told | Fact.PLAIN if told & (Fact.RANK | Fact.RANKS) else None
 

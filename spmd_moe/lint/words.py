@@ -111,7 +111,8 @@ NOT_TRAINED = re.compile(
     r"|^__(?!call__)",
 )
 NOT_TRAINED_THERE = re.compile(
-    r"state_?dict|checkpoint|optim|muon|planner|export|convert|calibrat|quantiz", re.I
+    r"state_?dict|checkpoint|optim|muon|planner|export|convert|calibrat|quantiz|vllm|validation",
+    re.I,
 )
 PARAMETERS = re.compile(r"^(?:p|param|params|parameter|w|weight|v|tensor)$|param$")
 FLAGS = {

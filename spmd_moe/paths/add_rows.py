@@ -16,6 +16,7 @@ from torch import Tensor
 from placements import unchecked
 from spmd_moe.paths.own import own_rows, pieces_like
 from spmd_moe.paths.recorder import ran
+from spmd_moe.permute import is_dispatched
 
 # The mode is one for the process, and simulated ranks are threads of it.
 _one_at_a_time = Lock()
@@ -43,6 +44,8 @@ def add_rows(out: Tensor, index: Tensor, rows: Tensor, *, keep: Tensor) -> Tenso
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
     """Return whether both have one storage; tensors without memory count as sharing it."""
+    if is_dispatched(x) or is_dispatched(y):
+        return True
     with unchecked():
         return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 

@@ -291,8 +291,9 @@ def _backward(
     gradients, loss = torch.func.grad_and_value(loss_of)(own)
     for name, gradient in gradients.items():
         old = own[name].grad
-        own[name].grad = gradient if old is None else old + gradient
-    return loss
+        new = gradient.detach()
+        own[name].grad = new if old is None else old + new
+    return loss.detach()
 
 
 def _loss(

@@ -1,7 +1,7 @@
-"""One case: a typed function on simulated ranks against a reference on one device.
+"""One case: a function on simulated ranks against a reference on one device.
 
-The ranks run under the checker, with real communication; results and gradients are
-joined by the types that the checker inferred.
+The ranks run with real communication. Results and gradients are joined by the types that
+the checker inferred, or, of a program that is run as it is, by those that the caller says.
 """
 
 import copy
@@ -10,15 +10,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements._torch import pytree, unseen
-from placements.annotations.declarations import assert_type, type_of
+from placements._torch import pytree
+from placements.annotations.declarations import type_of
 from placements.checker.mode import typecheck
 from placements.runtime.declared import declared
 from placements.runtime.errors import PlacementError
 from placements.runtime.mesh import set_current_mesh
+from placements.testing.compare.inputs import (
+    GlobalInput,
+    TypedValue,
+    global_input,
+    part_here,
+    typed_part,
+)
 from placements.testing.compare.one_device import (
     check_value,
     gradients,
@@ -26,19 +32,14 @@ from placements.testing.compare.one_device import (
     shown,
     tolerance_of,
 )
-from placements.testing.draw.arguments import checked_type
 from placements.testing.draw.placed import join_ranks, part_of
 from placements.testing.draw.whole_numbers import nonzero_numbers, seeded
 from placements.testing.ranks.crashes import own_error
 from placements.testing.ranks.failures import RankFailure
 from placements.testing.ranks.run import device_mesh, run_ranks
-from placements.types.axis import AxisType, Partial, Shard, TypesLike
-from placements.types.extents import Padded
-from placements.types.meaning import split
+from placements.types.axis import AxisType, TypesLike
 from placements.types.mesh import Mesh, as_mesh
 from placements.types.tensor import TensorType, make
-
-TypedValue = tuple[Tensor, TypesLike]
 
 # The note on an error of the reference, which is the user's.
 OF_REFERENCE = "raised by the reference"
@@ -62,6 +63,29 @@ def check_spmd_case(
     return refusal(fn, reference, inputs, mesh=mesh, seed=seed) is None
 
 
+def check_as_it_is(
+    fn: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Mapping[str, TypedValue],
+    outs: TypesLike | Sequence[TypesLike],
+    *,
+    mesh: Mapping[str, int],
+    seed: int = 0,
+) -> None:
+    """Compare a program that no checker sees with `reference` on one device, in one case.
+
+    For code as it is, with DTensor, raw collectives or types of `spmd_types`: `fn` gets
+    what each rank holds of `inputs` as plain tensors, by name. `inputs` gives each
+    argument's global value and type, and `outs` the type of each result, with the extent
+    where its pieces are uneven. AssertionError if results or gradients differ.
+    """
+    sizes = Mesh(mesh)
+    given = {name: global_input(fn, name, placed, sizes) for name, placed in inputs.items()}
+    claims = [outs] if isinstance(outs, Mapping) else list(outs)
+    ranks = run_ranks(dict(mesh), _rank_as_it_is, fn, given, claims, seed)
+    _check_against(reference, ranks, given, sizes, seed)
+
+
 def refusal(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
@@ -72,9 +96,7 @@ def refusal(
 ) -> PlacementError | None:
     """Do what `check_spmd_case` does, but return what the checker says, or None."""
     sizes = Mesh(mesh)
-    given = {
-        name: _global_input(fn, name, placed, sizes) for name, placed in inputs.items()
-    }
+    given = {name: global_input(fn, name, placed, sizes) for name, placed in inputs.items()}
     stopped, ranks, failure = _on_ranks(_one_rank, fn, given, sizes, seed)
 
     def plainly() -> None:
@@ -97,9 +119,9 @@ def refusal(
 
 
 def _on_ranks(
-    program: "Callable[[Callable[..., Any], dict[str, _GlobalInput], int], Any]",
+    program: Callable[[Callable[..., Any], dict[str, GlobalInput], int], Any],
     fn: Callable[..., Any],
-    given: "Mapping[str, _GlobalInput]",
+    given: Mapping[str, GlobalInput],
     mesh: Mesh,
     seed: int,
 ) -> "tuple[list[Exception], list[_RankRun | None], RankFailure | None]":
@@ -113,9 +135,7 @@ def _on_ranks(
     # when others, that wait for it, fail.
     stopped: list[Exception] = []
 
-    def on_rank(
-        fn: Callable[..., Any], given: "dict[str, _GlobalInput]"
-    ) -> "_RankRun | None":
+    def on_rank(fn: Callable[..., Any], given: dict[str, GlobalInput]) -> "_RankRun | None":
         try:
             return program(fn, given, seed)
         except (PlacementError, RuntimeError) as error:
@@ -132,7 +152,7 @@ def _on_ranks(
 def _check_against(
     reference: Callable[..., Any],
     done: "Sequence[_RankRun]",
-    given: "Mapping[str, _GlobalInput]",
+    given: Mapping[str, GlobalInput],
     sizes: Mesh,
     seed: int,
 ) -> None:
@@ -191,59 +211,6 @@ def _check_structure(found: tuple[Any, list[Any]], wanted: _Results) -> None:
 
 
 @dataclass(frozen=True)
-class _GlobalInput:
-    """A global value, its types with the extents of all cuts, and each rank's shape."""
-
-    value: Tensor
-    types: dict[str, AxisType]
-    shapes: list[tuple[int, ...]]
-    wants_gradient: bool
-
-
-def _global_input(
-    fn: Callable[..., Any], name: str, placed: Any, mesh: Mesh
-) -> _GlobalInput:
-    """Check an input; ValueError unless it is a global value and a type that fits."""
-    what = f"input {name!r}"
-    pair: list[Any] = list(placed) if isinstance(cast(object, placed), tuple) else []
-    kinds = [isinstance(x, k) for x, k in zip(pair, (Tensor, Mapping), strict=False)]
-    if len(pair) != 2 or not all(kinds):
-        raise ValueError(
-            f"{what} must be a tuple (global value, {{axis: type}}), "
-            f"got {type(placed).__name__}"
-        )
-    value = cast(Tensor, pair[0])
-    types = _with_totals(what, value, pair[1], mesh)
-    try:
-        shapes = [tuple(piece.shape) for piece in split(value, types, mesh)]
-        for place, shape in zip(mesh.coordinates(), shapes, strict=True):
-            declared(mesh.seen_from(place), types, shape)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-    buffers = dict(fn.named_buffers()) if isinstance(fn, nn.Module) else {}
-    wants_gradient = value.is_floating_point() and name not in buffers
-    return _GlobalInput(value.detach(), types, shapes, wants_gradient)
-
-
-def _with_totals(
-    what: str, value: Tensor, types: TypesLike, mesh: Mesh
-) -> dict[str, AxisType]:
-    """Give each outer Shard an extent; without one it is cut as torch.chunk does."""
-    whole: dict[str, AxisType] = {}
-    for axis, like in types.items():
-        t = checked_type(what, axis, like, value.dim())
-        if mesh.sizes.get(axis) == 1:  # it cuts nothing, so it is no outer cut either
-            continue
-        if isinstance(t, Partial) and value.dtype is torch.bool:
-            raise ValueError(f"{what} is Partial on {axis!r}, but booleans have no sum")
-        if isinstance(t, Shard) and t.extent is None:
-            seen = [x.dim for x in whole.values() if isinstance(x, Shard)]
-            t = Shard(t.dim, None if t.dim in seen else Padded(value.shape[t.dim]))
-        whole[axis] = t
-    return whole
-
-
-@dataclass(frozen=True)
 class _Local:
     """A tensor on one rank, and its type there without the rank's own mesh."""
 
@@ -258,15 +225,13 @@ class _RankRun:
     gradients: dict[str, _Local]
 
 
-def _one_rank(
-    fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int
-) -> _RankRun:
+def _one_rank(fn: Callable[..., Any], given: dict[str, GlobalInput], seed: int) -> _RankRun:
     """Return what this rank computes under the checker, and its gradients."""
     held: dict[str, Tensor] = {}
     with set_current_mesh(device_mesh()):
         with typecheck():
             for name, one in given.items():
-                held[name] = _declared(name, one, seed)
+                held[name] = typed_part(name, one, seed)
             results = _Results(_called(fn, held))
             types = [type_of(y) for y in results.tensors]
         typed = list(zip(results.tensors, types, strict=True))
@@ -281,21 +246,47 @@ def _one_rank(
     return _RankRun(results.without_values(), outputs, found)
 
 
-def _plain_rank(fn: Callable[..., Any], given: dict[str, _GlobalInput], seed: int) -> None:
+def _rank_as_it_is(
+    fn: Callable[..., Any],
+    given: dict[str, GlobalInput],
+    claims: Sequence[TypesLike],
+    seed: int,
+) -> _RankRun:
+    """Return what this rank computes without a checker, typed as the caller claims."""
+    parts = {name: part_here(name, one, seed) for name, one in given.items()}
+    held = {name: part for name, (part, _) in parts.items()}
+    with set_current_mesh(device_mesh()):
+        results = _Results(_called(fn, held))
+        if len(results.tensors) != len(claims):
+            raise ValueError(
+                f"outs has {len(claims)} types for {len(results.tensors)} results: give "
+                "the type of each result"
+            )
+        mesh = as_mesh(device_mesh())
+        types = [
+            declared(mesh, claim, tuple(y.shape))
+            for y, claim in zip(results.tensors, claims, strict=True)
+        ]
+        seeds = [
+            _seed(y, t, seed, k) if y.requires_grad else y
+            for k, (y, t) in enumerate(zip(results.tensors, types, strict=True))
+        ]
+        found = {
+            name: _Local(gradient, dict(parts[name][1].dual()))
+            for name, gradient in _gradients(results.tensors, seeds, held).items()
+        }
+    outputs = [
+        _Local(y.detach(), dict(t)) for y, t in zip(results.tensors, types, strict=True)
+    ]
+    return _RankRun(results.without_values(), outputs, found)
+
+
+def _plain_rank(fn: Callable[..., Any], given: dict[str, GlobalInput], seed: int) -> None:
     """Run the program without the checker, to see whether it raises by itself."""
     with set_current_mesh(device_mesh()):
-        held = {name: _declared(name, one, seed) for name, one in given.items()}
+        held = {name: typed_part(name, one, seed) for name, one in given.items()}
         results = _Results(_called(fn, held)).tensors
         _gradients(results, [torch.ones_like(y) for y in results], held)
-
-
-def _declared(name: str, one: _GlobalInput, seed: int) -> Tensor:
-    mesh = as_mesh(device_mesh())
-    with unseen():
-        t = declared(mesh, one.types, one.shapes[dist.get_rank()])
-        local = part_of(one.value, t, seeded(seed, "part", name))
-        local = local.detach().requires_grad_(one.wants_gradient)
-    return assert_type(local, t)
 
 
 def _called(fn: Callable[..., Any], values: Mapping[str, Tensor]) -> Any:

@@ -36,15 +36,18 @@ class DrawsNumbers(DrawsTensors):
         )  # fmt: skip
 
     def rank(self) -> str:
+        """Return the number of this rank; one more, where few slots take 0."""
+        text = self.own_rank()
+        more = self.is_asked and self.rng.random() < 0.6
+        return f"({text} + 1)" if more else text
+
+    def own_rank(self) -> str:
         axis = self.rng.choice(list(self.form.sizes))
         self.form.rank_axes.add(axis)
         self.form.traits.add("rank")
-        text = self.rng.choice(
+        return self.rng.choice(
             (f"axis_rank({axis!r})", f"current_mesh().coordinate[{axis!r}]")
         )
-        if self.is_asked and self.rng.random() < 0.6:
-            text = f"({text} + 1)"  # few slots take 0
-        return text
 
     def scalar_tensor(self, dtype: torch.dtype, domain: str = "") -> str:
         return self.operand("", dtype, domain).name
@@ -85,10 +88,10 @@ class DrawsNumbers(DrawsTensors):
         if way == "tensor":
             self.form.traits.add("tensor as integer")
             made = self.operand("", torch.int64)
-            usual = 0.4 if self.is_asked else 0.7
+            usual, least = (0.4, 1) if self.is_asked else (0.7, 0)
             for key in made.values:
                 made.values[key] = torch.tensor(
-                    literal if rng.random() < usual else rng.randint(0, 2)
+                    literal if rng.random() < usual else least + rng.randint(0, 2)
                 )
             made.locals = place_value(made.values, made.types, self.form.sizes, rng)
             return made.name
@@ -103,7 +106,8 @@ class DrawsNumbers(DrawsTensors):
         rng = self.rng
         if slot.name in ("split_size_or_sections", "split_size") and rng.random() < 0.5:
             return self.split_sizes()
-        if self.is_odd and slot.name == "step" and self.op == "slice_scatter":
+        is_step = self.is_asked and slot.name == "step" and self.op == "slice_scatter"
+        if is_step and self.is_odd and rng.random() < 0.6:
             return f"{self.rank()} + 1"
         asked = f"{self.op} {slot.name}" if self.is_asked else ""
         pool = ASKED_NUMBERS.get(asked) or {
@@ -123,7 +127,8 @@ class DrawsNumbers(DrawsTensors):
         if self.rng.random() < (0.4 if self.is_odd else 0.8):
             self.literal_dim = literal % n
             return str(literal)
-        way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
+        often = "rank" if self.is_asked else "np"
+        way = self.rng.choice(("np", often, "tensor", "rank", "bool"))
         if way == "np":
             return f"np.int64({literal})"
         if way == "tensor":
@@ -135,6 +140,8 @@ class DrawsNumbers(DrawsTensors):
 
     def dims(self, slot: FormSlot) -> str:
         n = max(self.first.ndim if self.first else len(self.letters), 1)
+        if self.is_asked and self.op == "tensordot" and slot.name == "dims":
+            return self.integer(self.rng.choice((0, 1, 2)))  # how many dims
         one = self.rng.random()
         if one < 0.4:
             return self.dim(slot)
@@ -151,7 +158,7 @@ class DrawsNumbers(DrawsTensors):
     def other_order(self, n: int) -> str:
         """Write the dims in an order that rank 1 of an axis of two changes."""
         self.form.never = "each rank means another dim"
-        rank = self.rank().removeprefix("(").removesuffix(" + 1)")
+        rank = self.own_rank()
         return self.sequence([rank, f"1 - {rank}", *map(str, range(2, n))])
 
     def repeats(self, slot: FormSlot) -> str:

@@ -85,7 +85,9 @@ def _prepared(
 def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
     """What the line returns, and what it wrote, such as statistics of a norm."""
     outputs = _tensors(names["result"])
-    written = [names[name] for name in form.operands if names[name]._version]
+    written = [
+        names[name] for name in form.operands if names[name]._version or name in form.kept
+    ]
     for x in [names.get(form.target), *written]:
         if isinstance(x, Tensor) and all(x is not other for other in outputs):
             outputs.append(x)
@@ -139,16 +141,15 @@ def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
     """Run the line, checked, on every rank; None if an operand cannot be declared."""
     made: dict[Place, Run] = {}
     before = torch.get_rng_state()
-    shared = tuple(form.sizes) if form.is_shared else ()
     with typecheck():
         for rank in places(form.sizes, list(form.sizes)):
             held = {name: x.locals[rank] for name, x in form.operands.items()}
             with unseen():
                 leaves, given = _prepared(form, held)
-            if shared:
+            if form.shared:
                 torch.set_rng_state(before)
             mesh = _mesh(tuple(form.sizes.items()), rank)
-            with set_current_mesh(mesh), shared_generator(*shared):
+            with set_current_mesh(mesh), shared_generator(*form.shared):
                 try:
                     for name, x in form.operands.items():
                         assert_type(given[name], x.types, index=x.index)

@@ -159,6 +159,8 @@ ASKED_SHAPES: dict[str, tuple[str, ...]] = {
     "conv3d groups": ("input=AbCCC weight=DBEEE bias=D",),
     "slice_scatter start": ("self=4B src=2B",),
     "slice_scatter step": ("self=4B src=2B",),
+    "max_pool3d dilation": ("input=AB888 self=AB888",),
+    "diag_embed dim2": ("self=ABC input=ABC",), "diag_embed dim1": ("self=ABC input=ABC",),
     "tensordot dims": ("self=AA other=AA a=AA b=AA",),  # of 0, 1 and 2 dims
     "isin assume_unique": ("elements=A test_elements=Z",),  # torch sorts what is long
 }  # fmt: skip
@@ -169,8 +171,10 @@ ASKED_NUMBERS: dict[str, tuple[int, ...]] = {
 # Slots that matter only where others are given, too.
 NEEDS: dict[str, tuple[str, ...]] = {
     "count_include_pad": ("padding",), "recompute_scale_factor": ("scale_factor",),
-    "start": ("step",),
+    "start": ("step",), "momentum": ("training",),
 }  # fmt: skip
+# Slots that must be odd, too, for another to matter.
+ODD_TOO = {"normal size": "mean"}
 # Ops that take two dims, in an order that matters.
 TWO_DIMS = {"rot90", "linalg_matrix_norm"}
 

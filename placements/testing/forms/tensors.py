@@ -18,7 +18,7 @@ from placements.testing.forms.operands import (
 )
 from placements.testing.forms.shapes import ASKED_SHAPES, EQUATIONS, INTEGER, SHAPES, UNIT
 from placements.testing.forms.signatures import FormSignature, FormSlot
-from placements.types.axis import AxisType, R
+from placements.types.axis import AxisType, P, R, V
 from placements.types.index import Index
 
 MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
@@ -91,6 +91,8 @@ class DrawsTensors:
         shape = [self.letter_sizes[x] for x in letters]
         cut = letters.upper() if self.has_double else letters
         types = self.types.draw(cut, shape, self.is_odd)
+        if self.is_asked and self.is_odd and not letters:  # mostly each rank's own number
+            types = {axis: rng.choice((R, V, V, P)) for axis in sizes}
         if self.op in ("grouped_mm", "_grouped_mm"):
             # Torch reads beyond the rows of a piece where offsets count all rows.
             rows = letters.find("A" if "A" in letters else "C")
@@ -158,6 +160,8 @@ class DrawsTensors:
             return self.repeated(letters)
         if slot.name in ("weights", "pos_weight"):
             dtype = torch.float64
+        if letters == "Z":  # long, and yet not all there is
+            domain = "rows:2"
         made = self.operand(letters, dtype, domain)
         if self.first is None:
             self.first = made

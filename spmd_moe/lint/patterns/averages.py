@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from spmd_moe.lint.place import Place, is_collective, reduce_op
-from spmd_moe.lint.record import CERTAIN, LIKELY, LOOK, Match
+from spmd_moe.lint.record import LIKELY, LOOK, Match
 from spmd_moe.lint.trees import argument, inside, last, words_in, written
 from spmd_moe.lint.values import Fact
 
@@ -81,7 +81,7 @@ def _how(value: ast.expr | None, at: Place) -> str:
         return LOOK
     words = words_in(value)
     if at.of(value) & Fact.GRADIENT or any("grad" in word for word in words):
-        return CERTAIN
+        return LIKELY
     return LIKELY if any("loss" in word for word in words) and not at.no_grad else LOOK
 
 

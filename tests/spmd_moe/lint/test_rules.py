@@ -117,8 +117,8 @@ WRONG = [
             return torch.cat(torch.distributed.nn.functional.all_gather(features))
      """),
     ("fixed-backward", LOOK, """
-        def f(y):
-            return funcol.all_reduce(y, "sum", group)
+        def f(x, w):
+            return funcol.all_reduce(x @ w, "sum", group)
      """),
     ("added-first", LIKELY, """
         def f(x, w, bias):
@@ -194,8 +194,8 @@ WRONG = [
             def step(self, d):
                 self.expert_bias = d + self.expert_bias
      """),
-    ("average", CERTAIN, "dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)"),
-    ("average", CERTAIN, """
+    ("average", LIKELY, "dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)"),
+    ("average", LIKELY, """
         def f(p):
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
@@ -324,8 +324,9 @@ RIGHT = [
                 dist.all_to_all_single(out, counts, group=self.ep)
                 return funcol.all_to_all_single_autograd(x, a, b, self.ep)
      """),
-    ("fixed-backward", "def f(y): return funcol.all_reduce(y.detach(), 'sum', group)"),
-    ("fixed-backward", "def f(y): return funcol.all_reduce(y, 'max', group)"),
+    ("fixed-backward", "def f(x, w): return funcol.all_reduce((x @ w).detach(), 'sum', g)"),
+    ("fixed-backward", "def f(x, w): return funcol.all_reduce(x @ w, 'max', group)"),
+    ("fixed-backward", "def f(seconds): return funcol.all_reduce(seconds, 'sum', group)"),
     ("added-first", "def f(x, w, bias):\n  y = x @ w\n  dist.all_reduce(y)\n  return y + bias"),
     ("added-first", "def f(x, w, y):\n  z = x @ w + y\n  dist.all_reduce(z)"),
     ("divided-bias", "b = bias / 2"),

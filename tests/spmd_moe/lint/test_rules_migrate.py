@@ -13,7 +13,6 @@ from tests.migrate.patterns import FOLDER, NAMES, ROOT
 # none. Where the wrong version is wrong by what it leaves out (replicated_weights) or calls
 # a function of another file (dispatch_combine), its own text shows nothing.
 EXPECTED = {
-    ("checkpoints", "before"): "even-sizes",
     ("column_row_parallel", "before"): "from-local to-local",
     ("column_row_parallel", "wrong"): "added-first raw-collective",
     ("counts_and_bias", "before"): "counts",
