@@ -25,7 +25,6 @@ from spmd_moe import AllToAllDispatcher, Parallel
 from spmd_moe import combine as combine_function
 from spmd_moe.dispatch import fill_slots
 from spmd_moe.paths.agreement import ByExchange
-from spmd_moe.paths.regroup import regrouped
 from tests.support.moe import (
     CONFIG,
     Case,
@@ -103,8 +102,8 @@ MUTANTS = (
         "one entry for each of the 1 ranks",
     ),
     Mutant(
-        "group sizes that are not the counts", regrouped,
-        "agreed.received_WG.sum(0)", "agreed.received_WG[0]", SIZES, "but there are",
+        "group sizes that are not the counts", AllToAllDispatcher.dispatch,
+        "known = regrouping.counts_list", "known = [n + 1 for n in regrouping.counts_list]", SIZES, "but there are",
     ),
     Mutant(
         "rows not regrouped by expert", AllToAllDispatcher.dispatch,
@@ -135,7 +134,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
     owners: list[Any] = [
         module for name, module in sys.modules.items() if name.startswith("spmd_moe")
     ]
-    owners.append(AllToAllDispatcher)
+    owners += [AllToAllDispatcher, ByExchange]
     places = [o for o in owners if o.__dict__.get(original.__name__) is original]
     assert places
     for owner in places:
