@@ -181,6 +181,8 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+# What is refused while the counts are under way drops them, and says so.
+@pytest.mark.filterwarnings("ignore::placements.NotWaitedWarning")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_a_wrong_line_of_the_layer_is_refused(mutant: Mutant) -> None:
     with planted(mutant):
