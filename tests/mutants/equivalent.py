@@ -74,6 +74,10 @@ SAID_BY_SHAPES = (
     "torch refuses another"
 )
 SAID_BY_REPEATS = "it says again what the repeats add up to, and torch refuses another"
+PROMISED = (
+    "it is a promise that elements are unique: where it is kept the result is the same, and "
+    "where it is not torch's own result is undefined"
+)
 ONLY_RAISES = (
     "it decides whether torch raises for a matrix that has no result, and what is returned "
     "is the same"
@@ -195,6 +199,7 @@ EQUIVALENT: dict[str, str] = {
     "roles | views: repeat_interleave, output_size | choice -> size": SAID_BY_REPEATS,
     "roles | views: repeat_interleave, output_size | choice -> unread": SAID_BY_REPEATS,
     "roles | matrices: cholesky ..., check_errors | flag -> unread": ONLY_RAISES,
+    "roles | counting: isin, assume_unique | flag -> unread": PROMISED,
     "roles | random: normal, std | value -> flag": TENSORS_TOO,
     "roles | gathers: nonzero ..., as_tuple | flag -> unread": AS_TUPLE,
     "dims | infer._join_axis | Scattered keeps its letter": SCATTERED,

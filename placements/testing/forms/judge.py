@@ -34,6 +34,7 @@ from placements.testing.forms.rounding import magnitudes, same, show
 from placements.testing.forms.runs import (
     Run,
     Runner,
+    counted_apart,
     is_undetermined,
     run_on_one_device,
     run_on_ranks,
@@ -150,26 +151,11 @@ def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> bool
                 if list(mine.items()) != list(theirs.items()):
                     raise _Disagree(f"ranks infer {mine} and {theirs}")
         said.append([list(mine.items()) for mine in first.types if mine is not None])
-    for axis in _counted_apart(meant):
+    for axis in counted_apart(meant):
         for run in ranks.values():
             if any(types is not None and types[axis] is not V for types in run.types):
                 raise False_(f"ranks of {axis!r} have other numbers of results")
     return all(types == said[0] for types in said)
-
-
-def _counted_apart(meant: Mapping[Place, Run]) -> set[str]:
-    """Return the axes along which one device has other numbers of results."""
-    found: set[str] = set()
-    for where, run in meant.items():
-        for there, other in meant.items():
-            differing = [
-                a
-                for (a, at), (_, other_at) in zip(where, there, strict=True)
-                if at != other_at
-            ]
-            if len(differing) == 1 and len(run.outputs) != len(other.outputs):
-                found.add(differing[0])
-    return found
 
 
 def _judge_values(

@@ -137,6 +137,21 @@ def is_undetermined(form: Form) -> bool:
     return any(bool((r < n).any()) for r, n in zip(ranks, full, strict=True))
 
 
+def counted_apart(meant: Mapping[Place, Run]) -> set[str]:
+    """Return the axes along which one device has other numbers of results."""
+    found: set[str] = set()
+    for where, run in meant.items():
+        for there, other in meant.items():
+            differing = [
+                a
+                for (a, at), (_, other_at) in zip(where, there, strict=True)
+                if at != other_at
+            ]
+            if len(differing) == 1 and len(run.outputs) != len(other.outputs):
+                found.add(differing[0])
+    return found
+
+
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
     """Run the line, checked, on every rank; None if an operand cannot be declared."""
     made: dict[Place, Run] = {}

@@ -162,7 +162,6 @@ ASKED_SHAPES: dict[str, tuple[str, ...]] = {
     "max_pool3d dilation": ("input=AB888 self=AB888",),
     "diag_embed dim2": ("self=ABC input=ABC",), "diag_embed dim1": ("self=ABC input=ABC",),
     "tensordot dims": ("self=AA other=AA a=AA b=AA",),  # of 0, 1 and 2 dims
-    "isin assume_unique": ("elements=A test_elements=Z",),  # torch sorts what is long
 }  # fmt: skip
 # Whole numbers that such a slot takes.
 ASKED_NUMBERS: dict[str, tuple[int, ...]] = {

@@ -58,8 +58,6 @@ class DrawsTensors:
         self.has_double = "b" in letters
         if self.has_double:
             self.letter_sizes["b"] = 2 * self.letter_sizes["B"]
-        if "Z" in letters:
-            self.letter_sizes["Z"] = 24
         self.types = Types(rng, sizes, letters)
         self.dtype = rng.choices(
             (torch.float64, torch.int64, torch.float32, torch.bool), weights=(80, 10, 5, 5)
@@ -92,7 +90,8 @@ class DrawsTensors:
         cut = letters.upper() if self.has_double else letters
         types = self.types.draw(cut, shape, self.is_odd)
         if self.is_asked and self.is_odd and not letters:  # mostly each rank's own number
-            types = {axis: rng.choice((R, V, V, P)) for axis in sizes}
+            apart: list[AxisType] = [R, V, V, P]
+            types = {axis: rng.choice(apart) for axis in sizes}
         if self.op in ("grouped_mm", "_grouped_mm"):
             # Torch reads beyond the rows of a piece where offsets count all rows.
             rows = letters.find("A" if "A" in letters else "C")
@@ -160,8 +159,6 @@ class DrawsTensors:
             return self.repeated(letters)
         if slot.name in ("weights", "pos_weight"):
             dtype = torch.float64
-        if letters == "Z":  # long, and yet not all there is
-            domain = "rows:2"
         made = self.operand(letters, dtype, domain)
         if self.first is None:
             self.first = made
