@@ -41,7 +41,7 @@ class Call:
     """A known op, its overloads, and whether this form of it writes its first argument."""
 
     __slots__ = (
-        "choices", "in_place", "op", "reads_floats", "roles", "signatures",
+        "choices", "in_place", "met", "op", "reads_floats", "roles", "signatures",
         "sizes_alone", "takes_mesh", "takes_shared", "takes_sizes",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class Call:
         self.roles = {name: _role(op, name) for name in sorted(names | SETTINGS)}
         chosen = ("choice", "subscript")
         self.choices = [name for name, role in self.roles.items() if role in chosen]
+        self.met: set[tuple[int, ...]] = set()  # hashes of the types of its calls
         # Whether it takes sizes, and no other numbers.
         self.sizes_alone = "size" in self.roles.values() and all(
             self.roles[slot.name] == "size" or slot.kind.removesuffix("?") in _NO_NUMBERS

@@ -46,7 +46,7 @@ from placements.runtime.state import Checker, Observer, block_here, current, sha
 from placements.runtime.unchecked import warned_without_a_mesh
 from placements.types.axis import Shard
 from placements.types.mesh import Mesh
-from placements.types.tensor import TensorType, one_of
+from placements.types.tensor import Identity, TensorType, one_of
 
 _MEMO_SIZE = 4096
 
@@ -215,7 +215,13 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
 
     def _found_anew(self, call: Call, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """Infer the type of a call that is not in the memo."""
-        pattern = pattern_of(self._mesh or NO_MESH, key, call.sizes_alone)
+        # What is called once has no other sizes. Types that differ in sizes hash alike.
+        seen = [part[0] for part in key if part.__class__ is tuple]
+        types_met = tuple([hash(one.type) for one in seen if one.__class__ is Identity])
+        again = types_met in call.met
+        call.met.add(types_met)
+        mesh = self._mesh or NO_MESH
+        pattern = pattern_of(mesh, key, call.sizes_alone) if again else None
         found = None if pattern is None else pattern.known()
         if found is not None:
             return found

@@ -103,7 +103,7 @@ def test_uneven_pieces_keep_their_extents() -> None:
 def test_sizes_that_know_their_piece_are_served_with_the_pieces(
     inferred: list[str],
 ) -> None:
-    for n in (2, 4, 6):
+    for n in (2, 4, 6, 8, 10):
         x = typed((n, 4), S(0))
         inferred.clear()
         y = torch.zeros(x.shape[0], 3)
@@ -134,7 +134,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @settings(max_examples=25)
 @given(
-    shapes=st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=5, max_size=8),
+    shapes=st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=6, max_size=9),
     types=st.sampled_from([(R, R), (S(0), R), (S(0), S(1)), (S(1), S(0)), (S(0), V)]),
 )
 @pytest.mark.parametrize("view", VIEWS)
