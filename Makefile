@@ -86,6 +86,8 @@ docs: $(READY)
 	$(BIN)/python -m placements rules --markdown > docs/rules.md
 	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
 	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
+	$(BIN)/python -m spmd_moe.cli.output_page > docs/check_output.md
+	$(BIN)/python -m spmd_moe.cli.html.picture > docs/layer.svg
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 	$(BIN)/python -m tests.migrate
 	$(BIN)/python -m spmd_moe.lint.page docs/lint.md

@@ -125,7 +125,7 @@ def _on_this_rank(
         {one.name: (dict(one.type), Mesh(one.type.mesh.sizes)) for one in held},
         record.entries[:count],
         record.entries[count:],
-        _by_expert(counted[0].tolist(), config, as_mesh(sparse)),
+        _by_expert([int(n) for n in counted[0]], config, as_mesh(sparse)),
     )
 
 

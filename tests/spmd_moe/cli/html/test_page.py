@@ -187,11 +187,11 @@ def test_a_failing_module_has_a_page_with_its_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.html"
-    module = "tests.spmd_moe.cli.html.own_modules"
-    assert main(["check", "--module", f"{module}.Forgets", "--html", str(path)]) == 1
+    module = "tests.support.own_modules"
+    assert main(["check", "--module", f"{module}.ForgotConvert", "--html", str(path)]) == 1
     error = capsys.readouterr().err.splitlines()[0]
     assert error in Page(path.read_text()).words
-    assert main(["check", "--module", f"{module}.Sums", "--html", str(path)]) == 0
+    assert main(["check", "--module", f"{module}.MLP", "--html", str(path)]) == 0
     page = Page(path.read_text()).words
     assert "all-reduce tp" in page and "no configurations" in page and "Failed" not in page
 
