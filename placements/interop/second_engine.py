@@ -285,7 +285,7 @@ class SecondEngine:
             self._said("a result of region", one, _as_types(types))
             for one, types in zip(results, wanted, strict=True)
         ]
-        return found[0] if single else tuple(found)
+        return found[0] if single else tuple[Any, ...](found)
 
 
 class _Following(TorchFunctionMode):
