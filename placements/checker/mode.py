@@ -262,17 +262,13 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             if refusal.kind == SHAPES:
                 let_torch_say(call, func, where, args, kwargs)
             raise refused_by(refusal, inference, func) from None
-        except (
-            UnknownForm,
-            TypeError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            ValueError,
-        ) as error:
+        except (UnknownForm, *_NOT_TAKEN) as error:
             let_torch_say(call, func, where, args, kwargs)
             raise unknown_form(where, error) from None
 
+
+# What inference raises for arguments that torch would not take either.
+_NOT_TAKEN = TypeError, LookupError, ArithmeticError, AttributeError, ValueError
 
 # A result that stays without a type.
 _UNTYPED = object()
