@@ -85,9 +85,9 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
     """
     mode = current.mode
     if mode is None:
-        other = current.other
-        for owner in owners if other is not None else ():
-            other.stamped(owner)
+        if (other := current.other) is not None:
+            for owner in owners:
+                other.stamped(owner)
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
