@@ -6,9 +6,9 @@ lies in its memory. Every use of it as a tensor is one error, which says to wait
 
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -32,8 +32,9 @@ from placements.runtime.state import Checker, current, suspended
 from placements.runtime.unchecked import warn_user
 from placements.types.axis import AxisTypeLike
 
-# thread, group -> what is under way and was dropped; its memory is kept until it is there.
-_dropped: defaultdict[tuple[int, str], list[Tensor]] = defaultdict(list)
+# What is under way and was dropped; its memory is kept until it is there. By the group
+# itself and then by thread: a group of the same name that is made later has not sent it.
+_dropped: WeakKeyDictionary[Any, dict[int, list[Tensor]]] = WeakKeyDictionary()
 
 
 class Pending:
@@ -105,8 +106,8 @@ class Pending:
         if flight is None or not self._watched or sys.is_finalizing():
             return
         if flight.move.ranks.group is not None:
-            name = flight.move.ranks.group_name
-            _dropped[self._thread, name].append(flight.received)
+            by_thread = _dropped.setdefault(flight.move.ranks.group, {})
+            by_thread.setdefault(self._thread, []).append(flight.received)
         if not self._again:
             warn_user(self.not_waited(), NotWaitedWarning)
 
@@ -205,7 +206,7 @@ def _forget_dropped(flight: Flight, thread: int) -> None:
     ranks = flight.move.ranks
     if not _dropped or ranks.group is None:
         return
-    for received in _dropped.pop((thread, ranks.group_name), ()):
+    for received in _dropped.get(ranks.group, {}).pop(thread, ()):
         transport.arrived(ranks, received)
 
 

@@ -38,7 +38,7 @@ from placements import (
     typed,
     verify,
 )
-from placements.testing import device_mesh, run_ranks
+from placements.testing import RankFailure, device_mesh, run_ranks
 from tests.support.compiled import same, whole
 
 # Rows that each rank sends to each rank.
@@ -332,6 +332,24 @@ def test_an_error_between_start_and_wait_leaves_nothing_hanging(backend: str) ->
     assert run_ranks({"tp": 2}, _failing, backend=backend) == [[2.0, 2.0, 0], [1.0, 2.0, 0]]
 
 
+def _dropping(dies: bool) -> None:
+    with set_current_mesh(device_mesh({"tp": 2})):
+        pending = all_to_all_start(torch.ones(2, 1), "tp", V, V)
+        if dies:
+            raise ValueError("between start and wait")
+        pending.wait()
+
+
+@pytest.mark.filterwarnings("ignore::placements.NotWaitedWarning")
+def test_what_a_failed_run_dropped_is_not_waited_for_in_the_next() -> None:
+    """Its group is gone; the next one has the same name, on the same threads."""
+    for _ in range(3):
+        with pytest.raises(RankFailure, match="between start and wait"):
+            run_ranks({"tp": 2}, _dropping, True)
+        gc.collect()
+        run_ranks({"tp": 2}, _dropping, False)
+
+
 def _failing() -> list[float]:
     from placements.collectives import pending as of_pendings
 
@@ -349,7 +367,8 @@ def _failing() -> list[float]:
         pending = None
         gc.collect()
         again = all_to_all_start(x, "tp", V, V).wait()
-        mine = [k for k in of_pendings._dropped if k[0] == threading.get_ident()]
+        by_thread = of_pendings._dropped.values()
+        mine = [kept for kept in by_thread if kept.get(threading.get_ident())]
     first = again[1].item() if got is None else got[0].item()
     return [first, again[1].item(), len(mine)]
 
