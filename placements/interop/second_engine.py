@@ -252,7 +252,7 @@ class SecondEngine:
                 for k, (one, said) in enumerate(zip(several, hints, strict=True))
             )
         if not isinstance(value, Tensor):
-            return value
+            return cast(Any, value)
         for on in _ons(hint):
             patterns = on.patterns(arguments)
             named = {a: t for a, t in patterns.items() if isinstance(t, Variable)}
