@@ -194,7 +194,7 @@ def _around(
     while any(t == track and start < b and a < end for t, a, b in tracks):
         track += 1
     tracks.append((track, start, end))
-    x = first + step * track
+    x = min(max(first + step * track, 3), where.width - 3)  # many share the last track
     leaves, enters = source.x, target.x
     if gutter == "right" or (gutter == "between" and source.lane == 0):
         leaves += where.box
