@@ -85,7 +85,8 @@ class AbstractDispatcher(ABC):
     def arrived(self, returning: Returning) -> Tensor:
         """Wait for the rows: at the ranks of their tokens, still expert by expert."""
 
-    def collect_finish(self, returning: Returning) -> Tensor:
+    @typed
+    def collect_finish(self, returning: Returning) -> ND:
         """Wait for the rows, and put them in the order of the slots."""
         return self.arrived(returning).index_select(0, returning.plan.slots.inverse_N)
 

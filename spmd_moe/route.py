@@ -28,7 +28,7 @@ from placements import (
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
-from spmd_moe.layouts import Layout, Types
+from spmd_moe.layouts import Layout
 from spmd_moe.parameters import Initialised, Spec
 from spmd_moe.paths.own import own_rows, own_size
 from spmd_moe.paths.round_robin import Turns
@@ -109,11 +109,12 @@ class Router(Initialised):
         expert_ids_TK = self.choose(scores_TE.detach())
         gates_TK = self.weigh(scores_TE.gather(1, expert_ids_TK))
         own = self.count(expert_ids_TK)
-        counts_E = summands(own.counts_E, self.layout.counts_E)
+        counts_E = summands(own.counts_E, self.layout)
         self.balance.record(counts_E)
         return Routing(gates_TK, expert_ids_TK, counts_E, logits_TE, own)
 
-    def count(self, expert_ids_TK: Tensor) -> OwnCounts:
+    @typed
+    def count(self, expert_ids_TK: IdsTK) -> OwnCounts:
         """Count this rank's own slots by expert; those of round robin are known."""
         experts, choices = self.config.num_experts, self.config.top_k
         slots = own_size(expert_ids_TK)
@@ -161,11 +162,12 @@ class Router(Initialised):
         return gates_TK * self.config.route_scale
 
 
-def summands(own_E: Tensor, types: Types) -> Tensor:
-    """Varying -> Partial where `types` says so: the counts of each rank are summands."""
+@typed
+def summands(own_E: CountsE, layout: Layout) -> Annotated[CountsE, On("{layout.counts_E}")]:
+    """Varying -> Partial where the table says so: the counts of each rank are summands."""
     known = type_of(own_E)
     for axis, t in known.items() if known is not None else ():
-        if t == Varying() and isinstance(types[axis], Partial):
+        if t == Varying() and isinstance(layout.counts_E[axis], Partial):
             own_E = reinterpret(own_E, axis, src=Varying(), dst=Partial())
     return own_E
 

@@ -22,18 +22,22 @@ from tests.support.moe import (
     on_this_rank,
 )
 
-# What its global mode cannot follow: scatter into a map, rows that data sends to ranks,
-# grouped products, and a Partial that is read by an index. A result is placed as its
-# annotation says; a routing map as the ids are that it is made of.
-REGIONS: dict[str, str | None] = {
-    "routing_map": "expert_ids_TK",
-    "fill_slots": None,
-    "AllToAllDispatcher.dispatch": None,
-    "GroupedExperts.forward": None,
-    "AllToAllDispatcher.collect": None,
-    "LocalDispatcher.collect": None,
-    "combine": None,
-}
+# What its global mode cannot follow: a rank's own rows and their counts, rows that data
+# sends to ranks, grouped products, and a Partial that is read by an index. What comes out
+# is what the annotations of these functions, and of those that take it, say.
+REGIONS: dict[str, str | None] = dict.fromkeys(
+    (
+        "Router.count",
+        "summands",
+        "sort_by_expert",
+        "fill_slots",
+        "AllToAllDispatcher.dispatch",
+        "GroupedExperts.forward",
+        "AllToAllDispatcher.collect_start",
+        "AbstractDispatcher.collect_finish",
+        "combine",
+    )
+)
 MODES: dict[str, dict[str, Any]] = {
     "local": {"local": True},
     "global": {"local": False, "regions": REGIONS},
