@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
-.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs site bench clean
+.PHONY: run test test-torch test-newest newest test-deep test-models test-faults models-page trainer-page mutants lint format docs site bench bench-layer clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +86,8 @@ docs: $(READY)
 	$(BIN)/python -m placements rules --markdown > docs/rules.md
 	$(BIN)/python -m placements.interop.compare --markdown > docs/differences.md
 	$(BIN)/python -m spmd_moe.cli.layouts_page > docs/layouts.md
+	$(BIN)/python -m spmd_moe.cli.output_page > docs/check_output.md
+	$(BIN)/python -m spmd_moe.cli.html.picture > docs/layer.svg
 	$(BIN)/spmd-moe bugs --markdown > docs/bugs.md
 	$(BIN)/python -m tests.migrate
 	$(BIN)/python -m spmd_moe.lint.page docs/lint.md
@@ -96,6 +98,10 @@ site: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The layer beside other layers and the limits of the machine: QUICK=--quick, THREADS=1.
+bench-layer: $(READY)
+	$(BIN)/python -m benchmarks.layer $(QUICK) $(if $(THREADS),--threads $(THREADS))
 
 clean:
 	rm -rf .venv .venv-torch-* build dist *.egg-info

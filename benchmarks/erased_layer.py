@@ -1,4 +1,9 @@
-"""A checked-off layer runs within 1 % of the same code without annotations."""
+"""A checked-off layer runs within 1 % of the same code without annotations.
+
+`all_reduce` promises that its result has memory of its own, on one rank as on several, and
+so does torch's functional one. So the bare code copies there too: who writes to the result
+must not write to the operand.
+"""
 
 from typing import Annotated
 
@@ -15,7 +20,7 @@ T, D, H = 512, 512, 1024
 
 
 def plain_mlp(x_TD: Tensor, w_in_HD: Tensor, w_out_DH: Tensor) -> Tensor:
-    return linear(silu(linear(x_TD, w_in_HD)), w_out_DH)
+    return linear(silu(linear(x_TD, w_in_HD)), w_out_DH).clone()
 
 
 @typed

@@ -18,6 +18,8 @@ interop        other checkers as second opinions
 from placements._torch import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch import WatchesItsState as WatchesItsState
 from placements._torch import in_backward as in_backward
+from placements._torch import in_transform as in_transform
+from placements._torch import version_of as version_of
 from placements.annotations.boundaries import move_at as move_at
 from placements.annotations.declarations import assert_type as assert_type
 from placements.annotations.declarations import declare as declare
@@ -35,11 +37,13 @@ from placements.checker.padding import pad_rows as pad_rows
 from placements.collectives import all_gather as all_gather
 from placements.collectives import all_reduce as all_reduce
 from placements.collectives import all_to_all as all_to_all
+from placements.collectives import all_to_all_start as all_to_all_start
 from placements.collectives import convert as convert
 from placements.collectives import redistribute as redistribute
 from placements.collectives import reduce_scatter as reduce_scatter
 from placements.collectives import reinterpret as reinterpret
 from placements.collectives.averages import global_mean as global_mean
+from placements.collectives.pending import Pending as Pending
 from placements.collectives.precision import BackwardOptions as BackwardOptions
 from placements.collectives.precision import set_gradient_dtype as set_gradient_dtype
 from placements.collectives.presentations import reinterpret_mesh as reinterpret_mesh
@@ -61,6 +65,7 @@ from placements.parameters.sharded import (
 from placements.parameters.sharded import sharded_state_dict as sharded_state_dict
 from placements.parameters.wraps import look_at_wraps
 from placements.runtime.errors import BranchWarning as BranchWarning
+from placements.runtime.errors import NotWaitedWarning as NotWaitedWarning
 from placements.runtime.errors import PlacementError as PlacementError
 from placements.runtime.errors import UncheckedWarning as UncheckedWarning
 from placements.runtime.ledger import ledger as ledger

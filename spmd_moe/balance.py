@@ -16,7 +16,16 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from placements import Mesh, On, Partial, Replicate, all_reduce, in_backward, typed
+from placements import (
+    Mesh,
+    On,
+    Partial,
+    Replicate,
+    all_reduce,
+    in_backward,
+    in_transform,
+    typed,
+)
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import BiasE, CountsE
 from spmd_moe.layouts import Layout
@@ -104,7 +113,10 @@ class LoadBalance(Initialised):
         """Add the counts of a training forward, but not of a recomputation in backward."""
         if self.training and not in_backward():
             self._follow_the_bias()
-            self.counts_E.add_(counts_E)
+            if in_transform():
+                cast(Any, _Add).apply(counts_E, self)
+            else:
+                self.counts_E.add_(counts_E)
 
     @typed
     @torch.no_grad()
@@ -137,6 +149,29 @@ class LoadBalance(Initialised):
         side_E = (counts_E.sum() - counts_E * counts_E.shape[0]).sign()
         steps_E = side_E.to(self.expert_bias_E.dtype) * self.coeff
         return steps_E - steps_E.mean()
+
+
+class _Add(torch.autograd.Function):
+    """Adds counts inside a transform of torch.func, where nothing from outside is written.
+
+    To a Function the transform hands the tensors that are below its own.
+    """
+
+    @staticmethod
+    def forward(counts_E: Tensor, balance: LoadBalance) -> Tensor:
+        balance.counts_E.add_(counts_E)
+        return counts_E.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise RuntimeError(
+            "vmap of the MoE layer: data decides how many rows an expert gets, so samples "
+            "do not run side by side; call the layer for one after the other"
+        )
 
 
 def update_expert_bias(module: nn.Module) -> None:

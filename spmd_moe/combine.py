@@ -20,9 +20,11 @@ from placements import (
     type_of,
     typed,
 )
-from spmd_moe.dims import ND, TD, TK
-from spmd_moe.dispatch import own_rows, pieces_like
+from spmd_moe.dims import ND, TD, TK, IndexN
 from spmd_moe.layouts import Layout
+from spmd_moe.paths.add_rows import add_rows
+from spmd_moe.paths.own import own_rows, pieces_like
+from spmd_moe.paths.recorder import ran
 from spmd_moe.precision import wide_dtype, without_autocast
 
 
@@ -33,22 +35,50 @@ def combine(
     layout: Layout,
     *,
     weigh: bool,
+    narrow: bool = False,
 ) -> Annotated[TD, On("{layout.combined}")]:
     """rows Varying -> tokens Shard(0); rows Partial, gates Replicate -> Partial.
 
     The sum runs in at least float32, also under autocast, and the result has the rows'
-    dtype. With `weigh` false the gates were applied before the experts and only the sum is
-    left.
+    dtype; with `narrow` it runs in that dtype. With `weigh` false the gates were applied
+    before the experts and only the sum is left.
     Backward: d_rows = gates * d_y; d_gates = <d_y, rows>, Partial where the rows are.
     Communicates nothing.
     """
     tokens, choices = gates_TK.shape
-    wide = wide_dtype(rows_ND, gates_TK)
+    wide = rows_ND.dtype if narrow else wide_dtype(rows_ND, gates_TK)
+    if narrow and wide != gates_TK.dtype:
+        ran("gates_in_narrow_dtype")
     gates = own_rows(gates_TK).unsqueeze(1).to(wide)
     rows_TKD = torch.unflatten(rows_ND, 0, (tokens, choices)).to(wide)
     with without_autocast(gates):
         y_TD = (gates @ rows_TKD).squeeze(1) if weigh else rows_TKD.sum(1)
     return pieces_like(y_TD.to(rows_ND.dtype), gates_TK)
+
+
+@typed
+def combine_into(
+    out_TD: Annotated[TD, On("{layout.combined}")],
+    rows_ND: Annotated[ND, On("{layout.collected}")],
+    gates_TK: Annotated[TK, On("{layout.routing}")],
+    order_N: IndexN,
+    layout: Layout,
+    *,
+    weigh: bool,
+    keep: Tensor,
+) -> Annotated[TD, On("{layout.combined}")]:
+    """rows by expert, added to tokens that have a value already; see `add_rows`.
+
+    `order_N` are the slots of the rows. Each row is weighed in at least float32 and added
+    in the dtype of `out_TD`. Communicates nothing.
+    """
+    if weigh:
+        gates_N = own_rows(gates_TK).flatten()[order_N]
+        wide = wide_dtype(rows_ND, gates_N)
+        rows_ND = rows_ND.to(wide) * gates_N.unsqueeze(1)
+    choices = gates_TK.shape[1]
+    tokens_N = own_rows(row_numbers(out_TD, 0)).repeat_interleave(choices)[order_N]
+    return add_rows(out_TD, tokens_N, rows_ND.to(out_TD.dtype), keep=keep)
 
 
 @typed

@@ -27,7 +27,10 @@ class MoEConfig:
     `num_expert_groups` and `num_limited_groups` go together: each token chooses among the
     experts of its best `num_limited_groups` groups. `load_balance_coeff` is the step of
     `update_expert_bias`. `round_robin` (for debugging) gives the slots to the experts in
-    turn, from expert 0 on every rank; the gates are still those of the scores.
+    turn, from expert 0 on every rank; the gates are still those of the scores. Gates weigh
+    in at least float32; with `narrow_gates` they weigh in the dtype of the rows. With
+    `combine_in_place` and gradients off, the rows of the routed experts are added into the
+    output of the shared ones; both make bfloat16 less precise.
     """
 
     dim: int
@@ -43,6 +46,8 @@ class MoEConfig:
     num_limited_groups: int | None = None
     load_balance_coeff: float | None = None
     round_robin: bool = False
+    narrow_gates: bool = False
+    combine_in_place: bool = False
 
     def __post_init__(self) -> None:
         for field in ("dim", "hidden_dim", "num_experts", "top_k"):
@@ -104,6 +109,12 @@ class Parallel:
     over tp, on the dense mesh. With `ep > 1` an expert is whole on one rank (`etp=1`, and
     tp ranks are folded into ep), or cut over tp as well (`etp=tp`). `sequence_parallel`:
     the input and the output are cut along the sequence over tp.
+
+    Two fields are for fast paths over ep (docs/fast_paths.md). `equal_tokens` promises that
+    all ranks of ep have equally many tokens, so that under round robin nobody tells anybody
+    how many rows come; the layer checks it of the sequence, and `verify()` of the batch.
+    `max_padding` makes the splits of an exchange equal where padding is at most this part
+    of the real rows of any rank: None is never, `math.inf` always.
     """
 
     dp: int = 1
@@ -112,6 +123,8 @@ class Parallel:
     ep: int = 1
     etp: int = 1
     sequence_parallel: bool = False
+    equal_tokens: bool = False
+    max_padding: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("dp", "cp", "tp", "ep", "etp"):
@@ -122,6 +135,8 @@ class Parallel:
         ranks = self.num_ranks // self.expert_tp
         product = "dp * cp" if self.expert_tp > 1 else "dp * cp * tp"
         _require(ranks % self.ep == 0, "ep", self.ep, f"divide {product} ({ranks})")
+        padding = self.max_padding
+        _require(padding is None or padding >= 0, "max_padding", padding, "be at least 0")
 
     @property
     def num_ranks(self) -> int:

@@ -4,15 +4,19 @@
 `SharedExperts` are the dense feed-forward that every token takes beside them.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import torch
 from torch.nn.functional import linear, silu
 
 from placements import Mesh, On, typed
+from spmd_moe.compute.by_expert import (
+    AbstractExpertCompute,
+    ByExpert,
+    with_types_of_plain,
+)
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import DH, GDF, GFD, HD, MD, TD, CountsG
-from spmd_moe.grouped_mm import ends_of, grouped_mm
 from spmd_moe.layouts import Layout
 from spmd_moe.parameters import Initialised, Spec
 
@@ -22,8 +26,11 @@ class GroupedExperts(Initialised):
     """The experts that this rank holds, each w2 (silu(w1 x) * (w3 x)).
 
     `mesh` is the mesh that the weights' types are about: sparse with EP, dense without. It
-    must be current when the module is called.
+    must be current when the module is called. `compute` is how the rows are computed; a
+    strategy of `compute/` may be put in its place.
     """
+
+    compute: AbstractExpertCompute
 
     w1_GFD: Annotated[GFD, On("{self.layout.w13_GFD}")]
     w3_GFD: Annotated[GFD, On("{self.layout.w13_GFD}")]
@@ -41,12 +48,23 @@ class GroupedExperts(Initialised):
     ) -> None:
         super().__init__()
         self.layout = layout
+        self.compute = ByExpert()
         experts, dim, hidden = config.num_experts, config.dim, config.hidden_dim
         w13 = Spec((experts, hidden, dim), layout.w13_GFD, mesh)
         w2 = Spec((experts, dim, hidden), layout.w2_GDF, mesh)
         specs = {"w1_GFD": w13, "w3_GFD": w13, "w2_GDF": w2}
         self.declare_specs(specs, seed, device=device, dtype=dtype)
         self.reset_own()
+
+    def after_loading(self, state: dict[str, Any], prefix: str) -> None:
+        super().after_loading(state, prefix)
+        self.compute.forget()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; the weights may then be written at any time."""
+        if mode:
+            self.compute.forget()
+        return super().train(mode)
 
     def forward(
         self,
@@ -59,10 +77,8 @@ class GroupedExperts(Initialised):
         `counts_list` are the numbers of `counts_G` where the host knows them already.
         Communicates nothing. Backward: every expert gets a gradient, zero without rows.
         """
-        ends_G = ends_of(counts_G)
-        gate_MF = silu(grouped_mm(rows_MD, self.w1_GFD.mT, ends_G))
-        hidden_MF = gate_MF * grouped_mm(rows_MD, self.w3_GFD.mT, ends_G)
-        return grouped_mm(hidden_MF, self.w2_GDF.mT, ends_G)
+        weights = self.w1_GFD, self.w3_GFD, self.w2_GDF
+        return with_types_of_plain(self.compute, rows_MD, *weights, counts_G, counts_list)
 
 
 @typed

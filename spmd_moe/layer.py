@@ -27,11 +27,11 @@ from placements import (
     typed,
 )
 from spmd_moe.auxiliary import KeepsRoutings
-from spmd_moe.combine import combine
+from spmd_moe.combine import combine, combine_into
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
-from spmd_moe.dispatch_all_to_all import AllToAllDispatcher
+from spmd_moe.dispatch_all_to_all import AllToAllDispatcher, agreement_of
 from spmd_moe.experts import GroupedExperts, SharedExperts
 from spmd_moe.layouts import Types, configuration, layout
 from spmd_moe.meshes import ONE_DEVICE, dense_mesh, has_axis, make_sparse_mesh
@@ -83,7 +83,9 @@ class MoE(KeepsRoutings):
             self.dispatcher = LocalDispatcher(self.layout, before)
         else:
             expert_mesh = as_mesh(sparse_mesh or make_sparse_mesh(parallel, mesh))
-            self.dispatcher = AllToAllDispatcher(self.layout, expert_mesh, before)
+            self.dispatcher = AllToAllDispatcher(
+                self.layout, expert_mesh, before, agreement_of(config, parallel)
+            )
         # The meshes on which parameters live, for `reduce_gradients` and its like.
         self.meshes = (mesh,) if parallel.ep == 1 else (mesh, expert_mesh)
         made: Any = {"seed": seed, "device": device, "dtype": dtype}
@@ -114,20 +116,40 @@ class MoE(KeepsRoutings):
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():
             rows_MD = self.experts(sent.rows_MD, sent.counts_G, sent.counts_list)
+        # The shared experts run while the rows of the routed ones are on their way back.
         # all-to-all over ep in C1, C2, C5, C5 no SP
-        rows_ND = self.dispatcher.collect(rows_MD, sent.plan)
-        y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh)
-        # convert in C2
-        y_TD = _move(y_TD, at.combined, at.added, rows)
+        returning = self.dispatcher.collect_start(rows_MD, sent.plan)
+        shared_TD = None
         if self.shared_experts is not None:
             # all-gather in C1; convert in C2
             shared_TD = _move(entered_TD, at.entered, at.shared_input, rows)
             shared_TD = self.shared_experts(shared_TD)
             # reduce-scatter in C1
-            y_TD = y_TD + _move(shared_TD, at.shared_output, at.added, rows)
+            shared_TD = _move(shared_TD, at.shared_output, at.added, rows)
+        if shared_TD is not None and self._adds_in_place():
+            rows_ND, slots = self.dispatcher.arrived(returning), sent.plan.slots
+            y_TD = combine_into(
+                shared_TD, rows_ND, routing.gates_TK, slots.order_N, at, weigh=weigh, keep=x
+            )
+        else:
+            rows_ND = self.dispatcher.collect_finish(returning)
+            narrow = self.config.narrow_gates
+            y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh, narrow=narrow)
+            # convert in C2
+            y_TD = _move(y_TD, at.combined, at.added, rows)
+            y_TD = y_TD if shared_TD is None else y_TD + shared_TD
         # all-reduce in C2, C4, C5 no SP; reduce-scatter in C3, C5
         y_TD = _move(y_TD, at.added, at.output, rows)
         return y_TD.view_as(x)
+
+    def _adds_in_place(self) -> bool:
+        """Return whether rows are added into the output of the shared experts.
+
+        In C2 they are of another type than that.
+        """
+        off = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        same = self.layout.combined == self.layout.added
+        return self.config.combine_in_place and off and same
 
     def input_types(self, seq_len: int) -> Types:
         """Return the types of `x`, with all extents, for `assert_type(x, ...)`."""
@@ -151,7 +173,9 @@ class MoE(KeepsRoutings):
                 f"x of shape {tuple(x.shape)} must have the dims (T, D) or (..., L, D): "
                 "one token is x.unsqueeze(0), with seq_len=1"
             )
-        _, over_tp = self._sequence(seq_len)
+        over_cp, over_tp = self._sequence(seq_len)
+        if self.parallel.equal_tokens:
+            self._check_equal_tokens(seq_len, over_cp, over_tp)
         place = {"tp": 0, **dense_mesh(self.parallel).coordinate}
         cut = self.parallel.sequence_parallel
         length = over_tp.local_size(place["tp"]) if cut else over_tp.total
@@ -162,6 +186,20 @@ class MoE(KeepsRoutings):
             )
         batch = math.prod(x.shape[:-2])
         return Folded(batch, over_tp).over(self.parallel.tp)
+
+    def _check_equal_tokens(self, seq_len: int, over_cp: Extent, over_tp: Extent) -> None:
+        """Refuse a length of which ranks of ep would get unequal pieces.
+
+        The batch may differ over dp, which no rank knows: there the dispatcher claims it by
+        a type, which `verify()` compares.
+        """
+        cut_over_tp = self.parallel.etp == 1
+        if not over_cp.equal_sizes or (cut_over_tp and not over_tp.equal_sizes):
+            raise ValueError(
+                f"equal_tokens promises that all ranks have equally many tokens, but "
+                f"seq_len ({seq_len}) is cut unequally over cp ({self.parallel.cp}) and tp "
+                f"({self.parallel.tp}): pad the sequence, or leave equal_tokens out"
+            )
 
 
 @typed

@@ -104,11 +104,13 @@ def regroup(received_WG: CountsWG, num_rows: int) -> IndexM:
 
 def split_sizes(
     sent_WG: Tensor, received_WG: Tensor, num_rows: int, place: int
-) -> tuple[list[int], list[int]]:
-    """Counts by (rank, expert) -> rows to each rank and from each; waits for the device.
+) -> tuple[list[int], list[int], list[list[int]] | None]:
+    """Counts by (rank, expert) -> rows to each rank, from each, and from each by expert.
 
-    Meta tensors have no values. There `num_rows` go to the experts in turn, as round robin
-    has it, and every rank sends as many to this one, which is number `place`.
+    Waits for the device, once for all of them. Compiled code gets only the splits, since
+    every number more is a symbol more. Meta tensors have no values: there `num_rows` go to
+    the experts in turn, as round robin has it, and every rank sends as many to this one,
+    which is number `place`.
     """
     ranks, experts = sent_WG.shape
     if sent_WG.is_meta:
@@ -116,11 +118,24 @@ def split_sizes(
             turns, rest = divmod(int(num_rows), int(ranks * experts))
         before = [turns * e + min(rest, e) for e in range(0, ranks * experts + 1, experts)]
         sent = [end - start for start, end in pairwise(before)]
-        return sent, [sent[place]] * ranks
-    sizes = on_host(torch.cat([sent_WG.sum(1), received_WG.sum(1)]))
-    return sizes[:ranks], sizes[ranks:]
+        return sent, [sent[place]] * ranks, None
+    if torch.compiler.is_compiling():
+        sizes = on_host(torch.cat([sent_WG.sum(1), received_WG.sum(1)]))
+        return sizes[:ranks], sizes[ranks:], None
+    with (
+        unchecked()
+    ):  # plain numbers: what a rank decides by them is no other rank's matter
+        numbers = on_host(torch.cat([sent_WG.sum(1), received_WG.flatten()]))
+    flat = numbers[ranks:]
+    by_sender = [flat[start : start + experts] for start in range(0, len(flat), experts)]
+    return numbers[:ranks], [sum(row) for row in by_sender], by_sender
 
 
 def on_host(sizes: Tensor) -> list[int]:
     """Integers -> the same as a list; waits for the device."""
     return cast(Any, sizes).tolist()
+
+
+def table_on_host(counts_WG: CountsWG) -> list[list[int]]:
+    """Integers by two dims -> the same as a list of lists; waits for the device."""
+    return cast(Any, counts_WG).tolist()

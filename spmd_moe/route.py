@@ -13,17 +13,44 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from placements import Index, Mesh, On, assert_type, type_of, typed
+from placements import (
+    Index,
+    Mesh,
+    On,
+    Partial,
+    Varying,
+    assert_type,
+    reinterpret,
+    type_of,
+    typed,
+    unchecked,
+)
 from spmd_moe.balance import LoadBalance
 from spmd_moe.config import MoEConfig
 from spmd_moe.dims import ED, TD, CountsE, GatesTK, IdsTK, ScoresTE
 from spmd_moe.layouts import Layout
 from spmd_moe.parameters import Initialised, Spec
-from spmd_moe.permute import check_ids, routing_map
+from spmd_moe.paths.own import own_rows, own_size
+from spmd_moe.paths.round_robin import Turns
+from spmd_moe.permute import check_ids, count_own
 from spmd_moe.precision import wide_dtype, without_autocast
 
 # Keeps a sum of gates that are all zero from dividing by zero.
 TINY = 1e-20
+
+
+@typed
+@dataclass(frozen=True)
+class OwnCounts:
+    """How many of this rank's own slots each expert gets, counted once.
+
+    `slots` says of how many slots that is: counts of tokens that were split afterwards are
+    not those of a piece. `turns` are the slots if they were dealt by round robin.
+    """
+
+    counts_E: CountsE
+    slots: int
+    turns: Turns | None = None
 
 
 @typed
@@ -33,13 +60,15 @@ class Routing:
 
     Raises ValueError if an id is none of the experts that are counted. The ids are checked
     here and nowhere later, because every router, also one of the user's, makes a Routing.
-    The logits are for auxiliary losses alone.
+    The logits are for auxiliary losses alone. `own` saves the dispatcher counting; a router
+    may leave it out.
     """
 
     gates_TK: Annotated[GatesTK, On(dp="d", cp="c", tp="t")]
     expert_ids_TK: Annotated[IdsTK, On(dp="d", cp="c", tp="t")]
     counts_E: CountsE
     logits_TE: Annotated[ScoresTE, On(dp="d", cp="c", tp="t")] | None = None
+    own: OwnCounts | None = None
 
     def __post_init__(self) -> None:
         check_ids(self.expert_ids_TK, self.counts_E.shape[0])
@@ -79,9 +108,23 @@ class Router(Initialised):
         scores_TE = self.score(logits_TE)
         expert_ids_TK = self.choose(scores_TE.detach())
         gates_TK = self.weigh(scores_TE.gather(1, expert_ids_TK))
-        counts_E = routing_map(expert_ids_TK, self.config.num_experts).sum(0)
+        own = self.count(expert_ids_TK)
+        counts_E = summands(own.counts_E, self.layout)
         self.balance.record(counts_E)
-        return Routing(gates_TK, expert_ids_TK, counts_E, logits_TE)
+        return Routing(gates_TK, expert_ids_TK, counts_E, logits_TE, own)
+
+    @typed
+    def count(self, expert_ids_TK: IdsTK) -> OwnCounts:
+        """Count this rank's own slots by expert; those of round robin are known."""
+        experts, choices = self.config.num_experts, self.config.top_k
+        slots = own_size(expert_ids_TK)
+        if not self.config.round_robin or torch.compiler.is_compiling():
+            return OwnCounts(count_own(own_rows(expert_ids_TK), experts), slots)
+        turns = Turns(slots // choices, choices, experts)
+        with unchecked():
+            counts_E = torch.tensor(turns.counts(), device=expert_ids_TK.device)
+        assert_type(counts_E, self.layout.slots)
+        return OwnCounts(counts_E, slots, turns)
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """Return the logits of the scores: float32 at least, also under autocast."""
@@ -117,6 +160,16 @@ class Router(Initialised):
         if self.config.route_norm:
             gates_TK = gates_TK / (gates_TK.sum(1, keepdim=True) + TINY)
         return gates_TK * self.config.route_scale
+
+
+@typed
+def summands(own_E: CountsE, layout: Layout) -> Annotated[CountsE, On("{layout.counts_E}")]:
+    """Varying -> Partial where the table says so: the counts of each rank are summands."""
+    known = type_of(own_E)
+    for axis, t in known.items() if known is not None else ():
+        if t == Varying() and isinstance(layout.counts_E[axis], Partial):
+            own_E = reinterpret(own_E, axis, src=Varying(), dst=Partial())
+    return own_E
 
 
 def round_robin(scores_TE: Tensor, top_k: int) -> Tensor:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from placements import demo, rulebook
 from spmd_moe.cli import layouts_page
+from spmd_moe.cli.html import picture
 from spmd_moe.lint import page as lint_page
 from tests.support.pinned import IS_PINNED
 
@@ -87,15 +88,26 @@ def without_digits(text: str) -> list[str]:
     return [line.rstrip() for line in masked.splitlines() if line.strip()]
 
 
-def test_readme_shows_the_output_of_make_run() -> None:
+def test_pages_show_the_output_of_make_run() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "spmd_moe", "check"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    readme = without_digits((ROOT / "README.md").read_text())
-    start = readme.index(without_digits(shown)[0])
     lines = without_digits(shown)
-    assert readme[start : start + len(lines)] == lines
+    (whole,) = text_blocks(ROOT / "docs" / "check_output.md")
+    assert without_digits(whole) == lines, "run: make docs"
+    (excerpt,) = text_blocks(ROOT / "README.md")
+    part = without_digits(excerpt)
+    start = lines.index(part[0])
+    assert lines[start : start + len(part)] == part
+
+
+def text_blocks(page: Path) -> list[str]:
+    return re.findall(r"```text\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_picture_is_drawn_from_the_trace() -> None:
+    assert (ROOT / "docs" / "layer.svg").read_text() == picture.picture(), "run: make docs"
 
 
 def test_the_demo_shows_the_right_and_the_refused_program() -> None:

@@ -44,20 +44,28 @@ PLACEMENTS = {
     "demo": BELOW_TESTING,
     "__main__": "demo rulebook",
 }
-# The layer is every file at the top but `__main__`, with the `__init__`.
+# The layer is every file at the top but `__main__`, with the `__init__`; the basis is three of
+# these files, which know nothing of the layer.
+BASIS = ("dims", "permute", "precision")
 SPMD_MOE = {
-    "layer": "",
-    "checks": "layer",
-    "training": "layer",
-    "bugs": "layer",
+    "basis": "",
+    "paths": "basis",
+    "compute": "basis paths",
+    "layer": "basis paths compute",
+    "checks": "basis paths compute layer",
+    "training": "basis paths compute layer",
+    "bugs": "basis paths compute layer",
     "lint": "",
-    "cli": "layer checks training bugs lint",
+    "cli": "basis paths compute layer checks training bugs lint",
     "__main__": "cli",
 }
 # What the layers of spmd_moe may import of placements: "" stands for its public names, and
 # "*" for any of its files.
 # "lint" imports nothing of it: it has no entry.
-OF_PLACEMENTS = {"layer": "", "checks": "*", "training": "*", "bugs": "*", "cli": "*"}
+OF_PLACEMENTS = {
+    "basis": "", "paths": "", "compute": "", "layer": "", "checks": "*", "training": "*",
+    "bugs": "*", "cli": "*",
+}  # fmt: skip
 
 # Where attributes of torch may be replaced: while checking is on, in the simulator, and
 # where the inside of torch is touched at all.
@@ -92,7 +100,7 @@ EXCEPTIONS = {
     ),
     "placements/testing/compare/drawn_cases.py": (400, "a case, drawn and printed as code"),
     "placements/types/extents.py": (450, "a table: one class for each extent"),
-    "placements/verification/mode.py": (380, "one mode: everything that it logs"),
+    "placements/verification/mode.py": (390, "one mode: everything that it logs"),
 }
 
 # Tests of a whole package are named after no file of it.
@@ -158,7 +166,7 @@ def layer_of(file: str) -> str:
     """The folder right below the package, or the file at its top."""
     parts = Path(file).with_suffix("").parts
     if parts[0] == "spmd_moe" and len(parts) == 2 and parts[1] != "__main__":
-        return "layer"
+        return "basis" if parts[1] in BASIS else "layer"
     return parts[1]
 
 
@@ -399,6 +407,8 @@ PLANTS: list[tuple[Rule, str, str]] = [
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "from placements.types.axis import R"),
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "from placements import _torch"),
     (imports_go_down_in_spmd_moe, "spmd_moe/route.py", "import spmd_moe.training.text"),
+    (imports_go_down_in_spmd_moe, "spmd_moe/paths/own.py", "import spmd_moe.layouts"),
+    (imports_go_down_in_spmd_moe, "spmd_moe/dims.py", "import spmd_moe.paths.own"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.cli.main"),
     (imports_go_down_in_spmd_moe, "spmd_moe/training/text.py", "import spmd_moe.bugs.record"),
     (imports_go_down_in_spmd_moe, "spmd_moe/lint/files.py", "import placements"),

@@ -35,6 +35,8 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert 'href="SECURITY.html"' in (site / "checkpoints.html").read_text()
     assert "placement" in (site / "search" / "search_index.json").read_text()
     # A reader without a network sees all of it.
+    assert 'href="site/wide.css"' in (site / "layouts.html").read_text()
+    assert (site / "site" / "wide.css").exists()
     pages = "".join(page.read_text() for page in site.rglob("*.html"))
     assert 'src="http' not in pages and '<link href="http' not in pages
 

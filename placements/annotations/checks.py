@@ -8,12 +8,14 @@ import functools
 import types as python_types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, cast, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
 
+import torch
 from jaxtyping import AbstractArray
 from torch import Tensor
 
 from placements.annotations.on import On, PadRows, Variable
+from placements.collectives.pending import Pending
 from placements.inference.fixes import Fix, change
 from placements.runtime import tags
 from placements.runtime.describe import dtype_name, printed
@@ -46,7 +48,7 @@ class Checks:
         self.variables: dict[str, tuple[AxisType, str]] = {}
         self.waiting: list[tuple[str, TensorType, int, str, Variable]] = []
         self.failures: list[Misfit] = []
-        self.tensors: list[str] = []
+        self.tensors: list[_Seen] = []  # printed only if something fails
         self.crossed: list[tuple[str, Tensor, TensorType]] = []
 
     def value(self, name: str, value: Any, hint: Any) -> None:
@@ -114,10 +116,11 @@ class Checks:
         self, name: str, value: Any, hint: Any, ons: Sequence[On], padded: bool = False
     ) -> None:
         if not isinstance(value, Tensor):
-            self._fail(name, f"is {type(value).__name__}, expected a tensor")
+            waits = ": call its wait() first" if isinstance(value, Pending) else ""
+            self._fail(name, f"is {type(value).__name__}, expected a tensor{waits}")
             return
         known = tags.get(value)
-        self.tensors.append(f"{name} {_printed(value, hint, known)}")
+        self.tensors.append(_Seen(name, value.shape, value.dtype, hint, known))
         if self._dtype(name, value, hint):
             reason = shape_reason(value, hint)
             if reason:
@@ -162,7 +165,8 @@ class Checks:
     def attribute(self, name: str, value: Any, hint: Any) -> None:
         """Check the dtype of a parameter or buffer against its class annotation."""
         if isinstance(value, Tensor) and not self._dtype(name, value, hint):
-            self.tensors.append(f"{name} {_printed(value, hint, tags.get(value))}")
+            known = tags.get(value)
+            self.tensors.append(_Seen(name, value.shape, value.dtype, hint, known))
 
     def _dtype(self, name: str, value: Tensor, hint: Any) -> bool:
         """Return whether the tensor has a dtype that the hint states; a failure if not."""
@@ -239,7 +243,7 @@ class Checks:
             expected=first.expected,
             actual=first.actual,
             rule="the annotation of the signature",
-            operands=self.tensors,
+            operands=list(map(str, self.tensors)),
             fixes=[failure.fix for failure in self.failures if failure.fix],
         )
 
@@ -258,11 +262,21 @@ def _mentions_tensor(hint: Any) -> bool:
         return any(_mentions_tensor(arg) for arg in get_args(hint))
 
 
-def _printed(value: Tensor, hint: Any, known: TensorType | None) -> str:
-    words = str(next((a.dim_str for a in arrays_in(hint)), "")).split()
-    are_names = len(words) == value.dim() and all(word.isidentifier() for word in words)
-    shape, dtype = tuple(value.shape), dtype_name(value)
-    return printed(shape, dtype, known, words if are_names else ())
+class _Seen(NamedTuple):
+    """What an error says of a tensor that was looked at, as it was then."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    hint: Any
+    known: TensorType | None
+
+    def __str__(self) -> str:
+        words = str(next((a.dim_str for a in arrays_in(self.hint)), "")).split()
+        fit = len(words) == len(self.shape) and all(word.isidentifier() for word in words)
+        dtype = str(self.dtype).removeprefix("torch.")
+        told = printed(tuple(self.shape), dtype, self.known, words if fit else ())
+        return f"{self.name} {told}"
 
 
 UNIONS = (Union, python_types.UnionType)

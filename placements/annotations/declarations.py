@@ -46,7 +46,8 @@ def assert_type(
     does not fit the mesh or the tensor.
     """
     if current.mode is None:
-        return x
+        other = current.other
+        return x if other is None else other.declared(x, types)
     with unseen():
         known = tags.get(x)
         if known is None or known.fresh is not None:
@@ -108,6 +109,8 @@ def type_of(x: Tensor) -> TensorType | None:
     """
     if torch.compiler.is_dynamo_compiling():
         return None
+    if current.other is not None:
+        return current.other.type_of(x)
     with unseen():
         return up_to_date(x)
 

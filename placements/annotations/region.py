@@ -42,6 +42,8 @@ def region(
 
     def call(*args: Any, **settings: Any) -> T:
         if current.mode is None:
+            if current.other is not None:
+                return current.other.region(fn, args, settings, ins, outs)
             return fn(*args, **settings)
         for name, value in settings.items():
             if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):

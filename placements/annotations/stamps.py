@@ -15,12 +15,14 @@ from placements.runtime.callsite import located
 from placements.runtime.declared import declared_of
 from placements.runtime.describe import described
 from placements.runtime.errors import mismatch
-from placements.runtime.mesh import checked_mesh
-from placements.runtime.state import checkers, current
+from placements.runtime.mesh import checked_mesh, said_meshes
+from placements.runtime.state import block_here, checkers, current, others
 from placements.types.axis import Shard
 from placements.types.tensor import TensorType
 
 _type_in = tags.get
+_block_here = block_here.get
+_said_mesh = said_meshes.innermost.get
 _DECLARED = tags.DECLARED
 
 # Modules that are never called: the module that holds them uses their parameters.
@@ -83,6 +85,9 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
     """
     mode = current.mode
     if mode is None:
+        if (other := current.other) is not None:
+            for owner in owners:
+                other.stamped(owner)
         return
     mesh, watcher = checked_mesh(), mode.observer
     for owner in owners:
@@ -112,15 +117,31 @@ def _stamp(owners: Sequence[nn.Module], *, below: bool = False) -> None:
 
 
 def _stamp_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
-        _stamp((module,))
+    """Stamp a module, unless all its tensors have their types and nobody is to be told."""
+    if others.count:
+        return _stamp((module,))
+    if not checkers.count:
+        return
+    here, said = _block_here(), _said_mesh()
+    if here is None or said is None or not (here.is_open and said.is_open):
+        return _stamp((module,))
+    if here.mode.observer is not None:
+        return _stamp((module,))
+    mesh, held = said.value, module.__dict__
+    parameters = held[PARAMETERS]
+    for name, types in held[_DECLARED].items():
+        tensor, wanted = parameters.get(name), types.settled
+        if tensor is None or wanted is None or wanted.mesh is not mesh:
+            return _stamp((module,))
+        if _type_in(tensor) is not wanted:
+            return _stamp((module,))
 
 
 def _stamp_lists_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         stamp(module)
 
 
 def _stamp_tree_before(module: nn.Module, args: Any) -> None:
-    if checkers.count:
+    if checkers.count or others.count:
         _stamp(modules_below(module), below=True)

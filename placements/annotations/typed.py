@@ -27,7 +27,7 @@ from placements.annotations.checks import Checks
 from placements.annotations.on import On, Variable
 from placements.annotations.saving import tell_checkpoints
 from placements.annotations.stamps import stamp
-from placements.runtime.state import checkers, current
+from placements.runtime.state import checkers, current, others
 from placements.runtime.tags import STATED, declarations, remember
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +61,8 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not checkers.count or current.mode is None:
-            return fn(*args, **kwargs)
+            if not others.count or current.other is None:
+                return fn(*args, **kwargs)
         if not hints:
             hints.update(get_type_hints(fn, include_extras=True) or {"return": Any})
         try:
@@ -72,6 +73,8 @@ def _typed_function(fn: Callable[..., Any]) -> Callable[..., Any]:
         owner = bound.arguments.get("self")
         if isinstance(owner, nn.Module):
             stamp(owner)
+        if current.mode is None and current.other is not None:
+            return current.other.called(fn, bound, hints)
         with jaxtyped("context"):
             checks = Checks(_name(fn, owner), bound.arguments)
             with unseen():

@@ -42,7 +42,7 @@ class Call:
 
     __slots__ = (
         "choices", "in_place", "met", "op", "reads_floats", "roles", "signatures",
-        "takes_mesh", "takes_shared", "takes_sizes",
+        "sizes_alone", "takes_mesh", "takes_shared", "takes_sizes",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,12 @@ class Call:
         chosen = ("choice", "subscript")
         self.choices = [name for name, role in self.roles.items() if role in chosen]
         self.met: set[tuple[int, ...]] = set()  # hashes of the types of its calls
+        # Whether it takes sizes, and no other numbers.
+        self.sizes_alone = "size" in self.roles.values() and all(
+            self.roles[slot.name] == "size" or slot.kind.removesuffix("?") in _NO_NUMBERS
+            for signature in self.signatures
+            for slot in signature.slots
+        )
         self.reads_floats = op.reads_floats
         self.takes_mesh = "mesh" in op.takes
         self.takes_shared = "shared" in op.takes
@@ -70,6 +76,12 @@ class Call:
         self.takes_sizes = not {"size", "choice", "subscript"}.isdisjoint(
             self.roles.values()
         )
+
+
+# Kinds of slots that take no number.
+_NO_NUMBERS = frozenset(
+    {"Tensor", "bool", "dtype", "device", "layout", "memory_format", "Generator"}
+)
 
 
 def _named(op: Op, slots: Sequence[SlotData]) -> tuple[Slot, ...]:
@@ -258,14 +270,22 @@ class CallInference:
                     pass
             raise
 
-    def typed(self, operands: Sequence[Operand]) -> Any:
-        """Return what the op's flow says of these operands, with the other arguments."""
+    def typed(
+        self, operands: Sequence[Operand], sized: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Return what the op's flow says of these operands, with the other arguments.
+
+        `sized` puts others in the place of numbers that are sizes.
+        """
         op = self.call.op
         slots = {
             slot: _with_operands(value, operands)
             for slot, value in self.bound.items()
             if slot not in SETTINGS
         }
+        if sized is not None:
+            roles = self.call.roles
+            slots |= {s: sized(value) for s, value in slots.items() if roles[s] == "size"}
         first: tuple[Any, ...] = (self.mesh,) if self.call.takes_mesh else ()
         if self.call.takes_shared:
             slots["shared"] = current.shared_axes

@@ -89,8 +89,11 @@ def _key_of_items(kind: Any, items: Any) -> tuple[Any, ...]:
     """The parts of a list or a subscript; each begins with a class, or is a tuple."""
     key: list[Any] = [kind]
     for item in items:
-        if item.__class__ in PLAIN:
-            key += item.__class__, item
+        kind = item.__class__
+        if kind in PLAIN:
+            key += kind, item
+        elif kind in RANK_NUMBERS and item.key is not None:
+            key.append(item.key)
         else:
             key.append(key_of(item))
     return tuple(key)

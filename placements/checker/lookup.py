@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placements._torch import op_name, signatures
+from placements._torch import in_transform, op_name, signatures
 from placements.checker.backward import AUTOGRAD, gradient_of, set_gradient
 from placements.checker.call import Call
 from placements.checker.composed import flex_attention, looked_into
@@ -31,7 +31,13 @@ from placements.inference.signature import ANY
 from placements.runtime import tags
 from placements.runtime.callsite import located, name_of
 from placements.runtime.describe import described
-from placements.runtime.errors import mismatch, padded_at, refused_call, type_or_error
+from placements.runtime.errors import (
+    mismatch,
+    padded_at,
+    refused_call,
+    transformed,
+    type_or_error,
+)
 from placements.runtime.mesh import checked_mesh
 from placements.types.axis import P, R
 from placements.types.tensor import LEAF, MADE
@@ -238,6 +244,8 @@ def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         every = (*args, *kwargs.values())
         group = next((a for a in every if isinstance(a, dist.ProcessGroup)), None)
         raise raw_collective(name.rpartition("::")[2], group, every)
+    if in_transform():
+        raise transformed(name, "this op is not known", name)
     raise refused_call(
         name,
         "the table of ops does not know it",

@@ -33,7 +33,7 @@ from placements.checker.refusals import (
     unknown_form,
 )
 from placements.checker.writes import check_write, into
-from placements.inference.numbers import numbers_in
+from placements.inference.numbers import RANK_NUMBERS, numbers_in
 from placements.inference.templates import Pattern, pattern_of
 from placements.inference.terms import SHAPES, Refusal
 from placements.runtime import tags
@@ -100,9 +100,7 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         if here is None or here.mode is not self or not here.is_open:
             if current.mode is not self:  # a task that is in no block, or in another one
                 return func(*args, **(kwargs or {}))
-        known = KNOWN.get(func)
-        if known is None:
-            known = resolve(func)
+        known = KNOWN.get(func) or resolve(func)
         if known.__class__ is not Call:
             if known is passed:
                 return func(*args, **kwargs) if kwargs else func(*args)
@@ -136,6 +134,8 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
                 key.append(seen_anew(arg, known.op.name))
             elif kind in PLAIN:
                 key += kind, arg
+            elif kind in RANK_NUMBERS and arg.key is not None:
+                key.append(arg.key)
             elif kind is float:
                 key += kind, not arg  # as in `key_of`
             else:
@@ -220,10 +220,12 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
         types_met = tuple([hash(one.type) for one in seen if one.__class__ is Identity])
         again = types_met in call.met
         call.met.add(types_met)
-        pattern = pattern_of(self._mesh or NO_MESH, key) if again else None
+        mesh = self._mesh or NO_MESH
+        pattern = pattern_of(mesh, key, call.sizes_alone) if again else None
         found = None if pattern is None else pattern.known()
-        if found is None:
-            found = self._infer(call, func, args, kwargs, pattern)
+        if found is not None:
+            return found
+        found = self._infer(call, func, args, kwargs, pattern)
         return one_of(found) if found.__class__ is TensorType else found
 
     def keep(self, memo: dict[Any, Any], key: Any, found: Any) -> None:
@@ -260,17 +262,13 @@ class Typecheck(Block["Typecheck"], TorchFunctionMode):
             if refusal.kind == SHAPES:
                 let_torch_say(call, func, where, args, kwargs)
             raise refused_by(refusal, inference, func) from None
-        except (
-            UnknownForm,
-            TypeError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            ValueError,
-        ) as error:
+        except (UnknownForm, *_NOT_TAKEN) as error:
             let_torch_say(call, func, where, args, kwargs)
             raise unknown_form(where, error) from None
 
+
+# What inference raises for arguments that torch would not take either.
+_NOT_TAKEN = TypeError, LookupError, ArithmeticError, AttributeError, ValueError
 
 # A result that stays without a type.
 _UNTYPED = object()
@@ -309,6 +307,8 @@ def check_fit(where: str, result: Any, found: Any) -> None:
 
 def _paired(result: Any, found: Any) -> list[tuple[Tensor, TensorType]]:
     """Each tensor of a result with its type; a list of types is repeated as needed."""
+    if isinstance(result, Tensor) and found.__class__ is TensorType:
+        return [(result, found)]
     types: Any = cast(Any, found) if isinstance(found, list | tuple) else [found]
     if not isinstance(result, list | tuple):
         return [(result, types[0])] if isinstance(result, Tensor) else []

@@ -263,9 +263,13 @@ def letters_of_sizes(
 
 
 def _size(known: TensorType, dim: int, size: int) -> int:
-    padded = any(dim in pads.dims for pads in known.pads)
-    letters = letters_of_sizes(known, known.order(dim))
-    return belonging(size, Facts(letters, f"shape[{dim}]", padded, known.cuts(dim)))
+    kept = (known.identity or identity_of(known)).facts
+    facts = kept.get(dim)
+    if facts is None:
+        padded = any(dim in pads.dims for pads in known.pads)
+        letters = letters_of_sizes(known, known.order(dim))
+        facts = kept[dim] = Facts(letters, f"shape[{dim}]", padded, known.cuts(dim))
+    return belonging(size, facts)
 
 
 def numbers_read(read: Sequence[Tensor], value: Any) -> Any:

@@ -10,6 +10,7 @@ DeviceMesh on (`_torch/fsdp.py`), because wrong wraps are refused with checking 
 """
 
 import builtins
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -68,6 +69,9 @@ def _patches() -> Iterator[_Patch]:
     # Python's own return one number, which does not know the axes of the others.
     for name in ("max", "min"):
         yield _Patch(builtins, name, forgotten.of_all_axes)
+    # Written in C, they read the value of such a number and ask nobody.
+    for name in forgotten.OF_MATH:
+        yield _Patch(math, name, forgotten.of_own_numbers)
     # A scripted function runs inside torch, where no mode sees what it writes.
     for scripted in _torch.SCRIPTED:
         yield _Patch(scripted, "__call__", guards.watched_script)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from placements.collectives.pending import Pending, start
 from placements.collectives.precision import BackwardOptions
 from placements.collectives.request import Axis, run
 from placements.types.axis import AxisTypeLike, P, Shard, V
@@ -108,6 +109,29 @@ def all_to_all(
         "all_to_all", x, axis, src, dst, dtypes,
         sends=input_split_sizes, receives=output_split_sizes,
     )  # fmt: skip
+
+
+def all_to_all_start(
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike = V,
+    dst: AxisTypeLike = V,
+    *,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    op_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    backward_options: BackwardOptions | None = None,
+) -> Pending:
+    """`all_to_all` that goes on while the program does: `.wait()` gives the result.
+
+    Backward: the exchange of the gradient starts where the wait was, and is waited for
+    where the start was, so what is computed between them overlaps with it too.
+    Communicates: all-to-all over `axis`.
+    """
+    dtypes = (op_dtype, out_dtype, backward_options)
+    sizes = input_split_sizes, output_split_sizes
+    return start("all_to_all", x, axis, src, dst, dtypes, *sizes)
 
 
 def redistribute(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from placements._torch import in_transform
 from placements.collectives import transport
 from placements.collectives.precision import NOTHING_SAID, Dtypes
 from placements.collectives.transport import AxisRanks
@@ -65,20 +66,33 @@ class Move:
         """Return what the move makes of `x`, in the dtype of `x`."""
         if self.ranks.size == 1:
             return _on_one_rank(self, x)
-        kind = None if self.record is None else self.row.communicates
-        if kind is not None and self.record is not None:
-            name = str(x.dtype).removeprefix("torch.")
-            self.record.add(
-                Entry(
-                    self.ranks.axis,
-                    kind,
-                    self.carried(x),
-                    name,
-                    self.site,
-                    self.is_backward,
-                )
-            )
+        self._tell(x)
         return _ACTIONS[self.row.action](self, x)
+
+    def start(self, x: Tensor) -> Tensor:
+        """Begin an exchange over several ranks; `finish` makes its result of what is sent.
+
+        What this returns is in flight, and nobody may read it.
+        """
+        x = x.to(self.dtypes.chosen(x.dtype, sums=False)[0])
+        self._tell(x)
+        return _EXCHANGES[self.row.action][0](self, x)
+
+    def finish(self, in_flight: Tensor, given: torch.dtype) -> Tensor:
+        """Wait for what `start` began on a tensor of dtype `given`; return the result."""
+        result = _EXCHANGES[self.row.action][1](self, in_flight)
+        return result.to(self.dtypes.chosen(given, sums=False)[1])
+
+    def _tell(self, x: Tensor) -> None:
+        """Tell the ledger, if one is open, that `x` is handed to the collective."""
+        kind = self.row.communicates
+        if self.record is None or kind is None:
+            return
+        name = str(x.dtype).removeprefix("torch.")
+        carried = self.carried(x)
+        self.record.add(
+            Entry(self.ranks.axis, kind, carried, name, self.site, self.is_backward)
+        )
 
     def carried(self, x: Tensor) -> int:
         """Return the bytes that this rank hands to the collective, pieces padded alike."""
@@ -131,13 +145,38 @@ def _sum_and_unbind(move: Move, x: Tensor) -> Tensor:
     return transport.sum_rows(move.ranks, x.movedim(move.new_dim, 0))
 
 
-def _exchange(move: Move, x: Tensor) -> Tensor:
-    return transport.exchange_rows(move.ranks, x, move.sends, move.receives)
+def _send_rows(move: Move, x: Tensor) -> Tensor:
+    return transport.start_exchange(move.ranks, x, move.sends, move.receives)
 
 
-def _recut(move: Move, x: Tensor) -> Tensor:
+def _receive_rows(move: Move, in_flight: Tensor) -> Tensor:
+    return transport.arrived(move.ranks, in_flight)
+
+
+def _send_blocks(move: Move, x: Tensor) -> Tensor:
     assert move.src_cut is not None and move.dst_cut is not None
-    return transport.cut_along_another(move.ranks, x, move.src_cut, move.dst_cut)
+    blocks = transport.blocks_for_ranks(move.ranks, x, move.src_cut, move.dst_cut)
+    ones = [1] * move.ranks.size
+    return transport.start_exchange(move.ranks, blocks, ones, ones)
+
+
+def _receive_blocks(move: Move, in_flight: Tensor) -> Tensor:
+    assert move.src_cut is not None and move.dst_cut is not None
+    blocks = transport.arrived(move.ranks, in_flight)
+    return transport.put_blocks(move.ranks, blocks, move.src_cut, move.dst_cut)
+
+
+# Actions that can be started and finished apart: what is done before and after the wait.
+_Half = Callable[[Move, Tensor], Tensor]
+_EXCHANGES: dict[str, tuple[_Half, _Half]] = {
+    "exchange": (_send_rows, _receive_rows),
+    "recut": (_send_blocks, _receive_blocks),
+}
+
+
+def _exchange(move: Move, x: Tensor) -> Tensor:
+    send, receive = _EXCHANGES[move.row.action]
+    return receive(move, send(move, x))
 
 
 def _cut(move: Move, x: Tensor) -> Tensor:
@@ -171,7 +210,7 @@ _ACTIONS: dict[str, Callable[[Move, Tensor], Tensor]] = {
     "sum and cut": _sum_and_cut,
     "sum and unbind": _sum_and_unbind,
     "exchange": _exchange,
-    "recut": _recut,
+    "recut": _exchange,
     "cut": _cut,
     "place": _place,
     "unbind": _unbind,
@@ -193,11 +232,34 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if current.in_backward:  # where raw collectives of hooks are refused
             with suspended():
-                return _run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
-        return _run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
+                return run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
+        return run_dual(ctx.move.dual(ctx.dtype), grads[0]), None
 
 
-def _run_dual(dual: Move, grad: Tensor) -> Tensor:
+class _Transformed(torch.autograd.Function):
+    """The same in a form that the transforms of torch.func know, and that takes longer."""
+
+    @staticmethod
+    def forward(x: Tensor, move: Move) -> Tensor:
+        result = move.run(x)
+        return x.view_as(x) if result is x else result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Move], output: Tensor) -> None:
+        x, ctx.move = inputs
+        ctx.dtype = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _apply(grads[0], ctx.move.dual(ctx.dtype)), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _apply(tangents[0], ctx.move)  # moves are linear
+
+
+def run_dual(dual: Move, grad: Tensor) -> Tensor:
+    """Run the move of a gradient, in backward."""
     if torch.is_grad_enabled():  # this backward is itself differentiated
         return _apply(grad, dual)
     # Where nothing moves this is the tensor that came in, not a view of it. A leaf takes
@@ -206,7 +268,13 @@ def _run_dual(dual: Move, grad: Tensor) -> Tensor:
     return dual.run(grad)
 
 
-_apply = cast(Callable[[Tensor, Move], Tensor], _Apply.apply)  # pyright: ignore[reportUnknownMemberType]
+_APPLY: tuple[Callable[[Tensor, Move], Tensor], ...] = (
+    cast(Any, _Apply).apply, cast(Any, _Transformed).apply
+)  # fmt: skip
+
+
+def _apply(x: Tensor, move: Move) -> Tensor:
+    return _APPLY[in_transform()](x, move)
 
 
 def apply(move: Move, x: Tensor) -> Tensor:
@@ -215,6 +283,9 @@ def apply(move: Move, x: Tensor) -> Tensor:
         # Torch's own backward of these is the dual, and gives no views of a gradient.
         result = move.run(x)
         return torch.ops.aten.alias(x) if result is x else result
-    if move.record is not None:
-        move = replace(move, site=caller())
-    return _apply(x, move)
+    return _apply(x, told(move))
+
+
+def told(move: Move) -> Move:
+    """Return the move with the place of the call, if a ledger is open."""
+    return move if move.record is None else replace(move, site=caller())

@@ -26,7 +26,8 @@ def reinterpret_mesh(x: Tensor, mesh: MeshLike) -> Tensor:
     """
     target = as_mesh(mesh)
     if current.mode is None:
-        return x
+        other = current.other
+        return x if other is None else other.presented(x, target)
     with unseen():
         known = type_or_error(x, "reinterpret_mesh")
         try:

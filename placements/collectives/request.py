@@ -5,14 +5,16 @@ must be `src`, and the result gets its type; the rest is the same. Dims are coun
 the front from here on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from placements._torch import unseen
+from placements.collectives.cuts import cuts_as_said
 from placements.collectives.errors import (
     extent_left_out,
     gradient_dropped,
@@ -41,15 +43,15 @@ from placements.runtime.gradient_notes import Step, note_move
 from placements.runtime.gradient_watch import follow_hook
 from placements.runtime.ledger import UNRECORDED, Ledger, active_ledger
 from placements.runtime.mesh import current_mesh
-from placements.runtime.state import current, suspended
+from placements.runtime.state import Checker, current, suspended
 from placements.types.axis import AxisType, AxisTypeLike, Shard
 from placements.types.errors import ArgumentError
-from placements.types.extents import Even, Extent, Padded
 from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 from placements.types.text import as_axis_type
 
 Axis = str | dist.ProcessGroup
+T = TypeVar("T")
 # op_dtype, out_dtype, backward_options
 SaidDtypes = tuple[torch.dtype | None, torch.dtype | None, BackwardOptions | None]
 
@@ -73,6 +75,14 @@ class Request:
     record: Ledger | None
 
 
+class Ready(NamedTuple):
+    """A call that was checked: the move that does it, and the type of its result."""
+
+    request: Request
+    move: Move | None  # None: nothing is to be done
+    found: TensorType | None  # None: checking is off
+
+
 def run(
     call: str,
     x: Tensor,
@@ -89,22 +99,82 @@ def run(
 
     `dtypes` are the call's op_dtype, out_dtype and backward_options.
     """
+    said = call, x, axis, src, dst, dtypes, new_dim, sends, receives
+    mode = checker()
+    if mode is None:
+        other = current.other
+        if other is not None:
+            return other.moved(
+                call, x, axis, src, dst, dtypes=dtypes, new_dim=new_dim,
+                sends=sends, receives=receives,
+            )  # fmt: skip
+        ready = prepared(None, *said)
+        return given(None, ready, launched(ready, apply))
+    with unseen(), suspended():
+        ready = prepared(mode, *said)
+        return given(mode, ready, launched(ready, apply))
+
+
+def checker() -> Checker | None:
+    """Return the mode that checks a call here; None: the arguments alone say what to do."""
     mode = current.mode
     # What a hook makes of a gradient is noted on the result, whether checking is on or off.
     in_hook = mode is not None and mode.lenient and current.in_backward
-    if mode is None or in_hook:
-        request = _read(call, x, axis, src, dst, dtypes, new_dim, sends, receives, False)
+    return None if in_hook else mode
+
+
+def prepared(
+    mode: Checker | None,
+    call: str,
+    x: Tensor,
+    axis: Axis,
+    src: AxisTypeLike,
+    dst: AxisTypeLike | None,
+    dtypes: SaidDtypes,
+    new_dim: int,
+    sends: Sequence[int] | None,
+    receives: Sequence[int] | None,
+) -> Ready:
+    """Read a call, and check it if there is a mode. Nothing is sent yet."""
+    request = _read(
+        call, x, axis, src, dst, dtypes, new_dim, sends, receives, mode is not None
+    )
+    if mode is None:
         return _unchecked(request)
-    with unseen(), suspended():
-        request = _read(call, x, axis, src, dst, dtypes, new_dim, sends, receives, True)
-        known = tags.get(x)
+    known = tags.get(x)
+    if mode.observer is not None:
+        mode.observer.crossing(call, None, x, known)
+    if known is None or known.fresh is not None:
+        known = type_or_error(x, call)
+    return _checked(request, known)
+
+
+def launched(ready: Ready, do: Callable[[Move, Tensor], T]) -> T | Tensor:
+    """Return what `do` makes of the tensor by the move; the tensor, if there is no move."""
+    if ready.move is None:
+        return ready.request.x
+    if current.in_backward:  # in a hook, where raw collectives are refused
+        with suspended():
+            return do(ready.move, ready.request.x)
+    return do(ready.move, ready.request.x)
+
+
+def given(mode: Checker | None, ready: Ready, moved: Tensor) -> Tensor:
+    """Return the result of a call, with its type, and with a note of what was done."""
+    request = ready.request
+    x, ranks = request.x, request.ranks
+    if moved is x:
+        return x
+    if ranks.size > 1:  # it may be a gradient
+        said = request.call, request.mesh, ranks.axis, request.src, request.dst
+        step = note_move(x, moved, Step(*said, ""))
+        if step is not None:
+            follow_hook(x, step)
+    if mode is not None and ready.found is not None:
+        tags.put(moved, ready.found)
+        tags.note_cast(x, moved)
         if mode.observer is not None:
-            mode.observer.crossing(call, None, x, known)
-        if known is None or known.fresh is not None:
-            known = type_or_error(x, call)
-        moved = _checked(request, known)
-        if mode.observer is not None and moved is not x:
-            mode.observer.crossing(call, "result", moved, tags.get(moved))
+            mode.observer.crossing(request.call, "result", moved, tags.get(moved))
     return moved
 
 
@@ -241,20 +311,21 @@ def _row_dim(call: str, new_dim: int, x: Tensor, added: int) -> int:
     return new_dim % dims
 
 
-def _unchecked(request: Request) -> Tensor:
+def _unchecked(request: Request) -> Ready:
     row = request.row
     if row is None:
-        return request.x
-    src_cut, dst_cut = _cuts_as_said(request, row)
-    return _carry_out(request, row, src_cut, dst_cut, in_hook=current.in_backward)
+        return Ready(request, None, None)
+    said = request.src, request.dst, request.new_dim
+    cuts = cuts_as_said(row, request.x, request.ranks, *said)
+    return Ready(request, _move(request, row, *cuts), None)
 
 
-def _checked(request: Request, known: TensorType) -> Tensor:
+def _checked(request: Request, known: TensorType) -> Ready:
     x, row, ranks = request.x, request.row, request.ranks
     if ranks.size > 1:
         _check_operand(request, known)
     if row is None:
-        return x
+        return Ready(request, None, known)
     src_cut = dst_cut = None
     operand = Operand(known, tuple(x.shape), str(x.dtype).removeprefix("torch."), 0)
     try:
@@ -271,12 +342,9 @@ def _checked(request: Request, known: TensorType) -> Tensor:
             dst_cut = _cut_in(found, ranks.axis) if row.dst == "S" else None
     except Refusal as refusal:
         raise untypable(request.call, x, known, ranks.axis, refusal) from None
-    moved = _carry_out(request, row, src_cut, dst_cut, in_hook=False)
     if request.dtypes.op or request.dtypes.out:
         found = found.with_pads(cast_pads(found.pads))
-    tags.put(moved, found)
-    tags.note_cast(x, moved)
-    return moved
+    return Ready(request, _move(request, row, src_cut, dst_cut), found)
 
 
 def _check_operand(request: Request, known: TensorType) -> None:
@@ -304,19 +372,12 @@ def _cut_in(known: TensorType, axis: str) -> DimCut:
     return shard.dim, shard.extent
 
 
-def _carry_out(
-    request: Request,
-    row: Transition,
-    src_cut: DimCut | None,
-    dst_cut: DimCut | None,
-    *,
-    in_hook: bool,
-) -> Tensor:
-    """Run the transition, and note on the result what was done: it may be a gradient."""
-    x, ranks = request.x, request.ranks
-    move = Move(
+def _move(
+    request: Request, row: Transition, src_cut: DimCut | None, dst_cut: DimCut | None
+) -> Move:
+    return Move(
         row,
-        ranks,
+        request.ranks,
         src_cut,
         dst_cut,
         request.new_dim,
@@ -326,51 +387,3 @@ def _carry_out(
         gradient_dtype=request.gradient_dtype,
         record=request.record,
     )
-    if in_hook:  # where raw collectives are refused
-        with suspended():
-            moved = apply(move, x)
-    else:
-        moved = apply(move, x)
-    if ranks.size > 1 and moved is not x:
-        said = request.call, request.mesh, ranks.axis, request.src, request.dst
-        step = note_move(x, moved, Step(*said, ""))
-        if step is not None:
-            follow_hook(x, step)
-    return moved
-
-
-def _cuts_as_said(request: Request, row: Transition) -> tuple[DimCut | None, DimCut | None]:
-    """Return the cuts that the arguments alone describe: checking is off."""
-    src, dst, x, ranks = request.src, request.dst, request.x, request.ranks
-    if row.dims_added == -1 and x.shape[request.new_dim] != ranks.size:
-        raise ValueError(
-            f"{row.call}: one row per rank is taken from dim {request.new_dim}, so it must "
-            f"have {ranks.size} rows, got {x.shape[request.new_dim]}; for pieces of "
-            "several rows use Shard"
-        )
-    if ranks.size == 1:
-        return None, None  # the one piece is the whole, however it is said to be cut
-    src_cut = _held_cut(src, x, ranks) if isinstance(src, Shard) else None
-    if not isinstance(dst, Shard):
-        return src_cut, None
-    if row.action not in ("cut", "sum and cut", "recut"):
-        return src_cut, _held_cut(dst, x, ranks)
-    dim = dst.dim
-    extent: Extent = (dst.extent or Padded(x.shape[dim])).over(ranks.size)
-    if extent.total != x.shape[dim]:
-        raise ValueError(
-            f"{row.call}: {extent!r} cuts {extent.total} rows, but dim {dim} has "
-            f"{x.shape[dim]}"
-        )
-    return src_cut, (dim, extent)
-
-
-def _held_cut(t: Shard, x: Tensor, ranks: AxisRanks) -> DimCut:
-    dim = t.dim
-    extent = (t.extent or Even(x.shape[dim] * ranks.size)).over(ranks.size)
-    if extent.local_size(ranks.rank) != x.shape[dim]:
-        raise ValueError(
-            f"dim {dim} has {x.shape[dim]} rows here, but {extent!r} over axis "
-            f"{ranks.axis!r} gives rank {ranks.rank} {extent.local_size(ranks.rank)}"
-        )
-    return dim, extent

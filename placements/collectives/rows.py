@@ -31,7 +31,8 @@ def row_numbers(x: Tensor, dim: int) -> Tensor:
         if current.mode is not None:
             known = type_or_error(x, "row_numbers")
             tags.put(rows, _numbers_type(known, dim % x.dim(), x.shape[dim]))
-    return rows
+    other = current.other
+    return rows if other is None else other.numbered(rows, x, frozenset())
 
 
 def _numbers_type(known: TensorType, dim: int, size: int) -> TensorType:
@@ -67,7 +68,8 @@ def to_global(index: Tensor, axis: str, extent: Extent) -> Tensor:
             _tag_as(rows, index, "to_global", counts, becomes)
         else:
             _tag_like(rows, index)
-    return rows
+    other = current.other
+    return rows if other is None else other.numbered(rows, index, frozenset({axis}))
 
 
 def to_local(index: Tensor, axis: str, extent: Extent) -> tuple[Tensor, Tensor]:
@@ -82,7 +84,11 @@ def to_local(index: Tensor, axis: str, extent: Extent) -> tuple[Tensor, Tensor]:
         else:
             _tag_like(rows, index)
             _tag_like(owner, index, Index(1))
-    return owner, rows
+    other = current.other
+    if other is None:
+        return owner, rows
+    none = frozenset[str]()
+    return other.numbered(owner, index, none), other.numbered(rows, index, none)
 
 
 def _tag_like(result: Tensor, index: Tensor, becomes: Index | None = None) -> None:

@@ -66,17 +66,23 @@ def sum_rows(ranks: AxisRanks, x: Tensor) -> Tensor:
     return reduced.view(x.shape[1:])
 
 
-def exchange_rows(
+def start_exchange(
     ranks: AxisRanks, x: Tensor, sends: Sequence[int], receives: Sequence[int]
 ) -> Tensor:
-    """Rows of dim 0: `sends[q]` of them to rank q, `receives[q]` from rank q."""
+    """Rows of dim 0: `sends[q]` of them to rank q, `receives[q]` from rank q.
+
+    The result may be read after `arrived`, and `x` may be written to.
+    """
     if ranks.group is None:
         return x.new_zeros((sum(receives), *x.shape[1:]))
-    return _wait(
-        functional.all_to_all_single(
-            x.contiguous(), list(receives), list(sends), ranks.group_name
-        )
+    return functional.all_to_all_single(
+        x.contiguous(), list(receives), list(sends), ranks.group_name
     )
+
+
+def arrived(ranks: AxisRanks, in_flight: Tensor) -> Tensor:
+    """Wait for what was started; nothing is done to a tensor that is not in flight."""
+    return in_flight if ranks.group is None else _wait(in_flight)
 
 
 def longest(extent: Extent) -> int:
@@ -117,10 +123,10 @@ def place_piece(ranks: AxisRanks, x: Tensor, dim: int, extent: Extent) -> Tensor
     return put_pieces(pieces, dim, extent)
 
 
-def cut_along_another(
+def blocks_for_ranks(
     ranks: AxisRanks, x: Tensor, old: tuple[int, Extent], new: tuple[int, Extent]
 ) -> Tensor:
-    """Pieces along the old dim -> pieces along the new dim, by an all-to-all."""
+    """A piece along the old dim -> what each rank gets of it, a row for each rank."""
     (old_dim, old_extent), (new_dim, new_extent) = old, new
     long_old, long_new = longest(old_extent), longest(new_extent)
     blocks = [
@@ -128,12 +134,17 @@ def cut_along_another(
                old_dim, long_old)
         for r in range(ranks.size)
     ]  # fmt: skip
-    sent = torch.stack(blocks)
-    ones = [1] * ranks.size
-    received = exchange_rows(ranks, sent, ones, ones).unbind(0)
+    return torch.stack(blocks)
+
+
+def put_blocks(
+    ranks: AxisRanks, received: Tensor, old: tuple[int, Extent], new: tuple[int, Extent]
+) -> Tensor:
+    """What each rank sent, a row for each -> the piece along the new dim."""
+    (old_dim, old_extent), (new_dim, new_extent) = old, new
     mine = new_extent.local_size(ranks.rank)
     pieces = [
         block.narrow(new_dim, 0, mine).narrow(old_dim, 0, size)
-        for block, size in zip(received, old_extent.sizes, strict=True)
+        for block, size in zip(received.unbind(0), old_extent.sizes, strict=True)
     ]
     return put_pieces(pieces, old_dim, old_extent)

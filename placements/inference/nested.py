@@ -15,7 +15,10 @@ def leaves(value: Any) -> Iterator[Any]:
         value = tuple(cast(Any, value).values())
     if isinstance(value, list | tuple):
         for item in cast(Any, value):
-            yield from leaves(item)
+            if isinstance(item, NESTS):
+                yield from leaves(item)
+            else:
+                yield item
     else:
         yield value
 

@@ -2,11 +2,12 @@
 of rows, or one of several numbers that Python chooses from.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from placements.inference.combine import combine
+from placements.inference.nested import mapped
 from placements.inference.numbers import (
     NUMBER,
     Facts,
@@ -14,7 +15,9 @@ from placements.inference.numbers import (
     RankNumber,
     belonging,
     facts_of,
+    numbers_in,
     plain,
+    tell,
 )
 from placements.inference.padding import same
 from placements.inference.rules import LINEAR
@@ -63,6 +66,18 @@ def chosen_by(found: TensorType, number: RankNumber) -> TensorType:
     return combine(LINEAR, terms, at_pads=same).with_index(found.index)
 
 
+def is_either(one: Facts, two: Facts) -> bool:
+    """Whether the larger of two numbers has the facts of both, whichever it is.
+
+    Each rank's own numbers stay its own. Two summands may not be chosen from, since the
+    largest sum is no sum of the largest summands, unless they are sizes of equal pieces.
+    """
+    if sorted(one.letters) != sorted(two.letters):
+        return False
+    is_own = all(letter == "V" for _, letter in one.letters)
+    return is_own or bool(one.cuts and one.cuts == two.cuts)
+
+
 def chosen_from(choose: Callable[[Iterable[Any]], Any], numbers: list[Any]) -> Any:
     """Return `max` or `min` of numbers: it differs by rank wherever one of them does.
 
@@ -81,13 +96,19 @@ def chosen_from(choose: Callable[[Iterable[Any]], Any], numbers: list[Any]) -> A
     return belonging(int(value) if isinstance(value, bool) else value, facts)
 
 
-def is_either(one: Facts, two: Facts) -> bool:
-    """Whether the larger of two numbers has the facts of both, whichever it is.
+def of_own(
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Call a function of `math`: what it makes of such numbers is each rank's own.
 
-    Each rank's own numbers stay its own. Two summands may not be chosen from, since the
-    largest sum is no sum of the largest summands, unless they are sizes of equal pieces.
+    An answer that is a bool is told to the listener, as that of a comparison is.
     """
-    if sorted(one.letters) != sorted(two.letters):
-        return False
-    is_own = all(letter == "V" for _, letter in one.letters)
-    return is_own or bool(one.cuts and one.cuts == two.cuts)
+    given = list(numbers_in(args))
+    letters = {axis: "V" for one in given for axis, _ in one.facts.letters}
+    facts = Facts(tuple(letters.items()), f"{function.__name__}({given[0].facts.origin})")
+    result = function(*(mapped(plain, arg) for arg in args), **options)
+    if isinstance(result, bool):  # isclose, isnan
+        return tell(given[0], f"in {facts.origin}", result)
+    if isinstance(result, tuple):  # frexp, modf
+        return tuple(belonging(one, facts) for one in cast(Any, result))
+    return belonging(result, facts)

@@ -100,7 +100,8 @@ class Listener:
 listener = Listener()
 
 
-def _tell(number: Any, question: str, answer: Any) -> Any:
+def tell(number: Any, question: str, answer: Any) -> Any:
+    """Return a plain answer, of which the listener is told."""
     if listener.told is not None:
         listener.told(number, question, answer)
     return answer
@@ -184,7 +185,7 @@ def _compared(name: str) -> Callable[[Any, Any], Any]:
         if listener.ordered is not None and name not in ("eq", "ne"):
             listener.ordered(self, other)
         answer = compare(plain(self), plain(other))
-        return _tell(self, f"{sign} {facts_of(other).origin or '...'}", answer)
+        return tell(self, f"{sign} {facts_of(other).origin or '...'}", answer)
 
     return compared
 
@@ -249,10 +250,10 @@ class _Belongs:
         return other // self, other % self
 
     def __bool__(self) -> bool:
-        return _tell(self, "is not 0", bool(plain(self)))
+        return tell(self, "is not 0", bool(plain(self)))
 
     def __hash__(self) -> int:
-        _tell(self, "as a key", plain(self))
+        tell(self, "as a key", plain(self))
         return hash(plain(self))
 
     def __int__(self) -> int:
@@ -275,7 +276,7 @@ class _Belongs:
         if isinstance(number, int | float) and not isinstance(number, bool):
             return belonging(number, facts)
         answer = number if isinstance(number, bool) else plain(self)
-        _tell(self, f"in {facts.origin}", answer)
+        tell(self, f"in {facts.origin}", answer)
         return result
 
     def _changed(self, value: Any) -> Any:
@@ -315,17 +316,17 @@ class RankInt(_Belongs, int):  # pyright: ignore[reportIncompatibleMethodOverrid
         return self._changed(plain(self).bit_count())
 
     def to_bytes(self, *args: Any, **kwargs: Any) -> bytes:
-        return _tell(self, "as bytes", plain(self).to_bytes(*args, **kwargs))
+        return tell(self, "as bytes", plain(self).to_bytes(*args, **kwargs))
 
 
 class RankFloat(_Belongs, float):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A number that belongs to mesh axes; called as float, it makes a plain one."""
 
     def is_integer(self) -> bool:
-        return _tell(self, "is whole", plain(self).is_integer())
+        return tell(self, "is whole", plain(self).is_integer())
 
     def hex(self) -> str:
-        return _tell(self, "as hex()", plain(self).hex())
+        return tell(self, "as hex()", plain(self).hex())
 
 
 RankNumber: TypeAlias = RankInt | RankFloat

@@ -45,6 +45,8 @@ def sizes_of(given: Any) -> list[Size]:
 
 
 def _size(number: Any) -> Size:
+    if isinstance(number, Size):
+        return number
     facts = facts_of(number)
     cut = {axis for axis, _ in facts.cuts}
     varying = tuple(axis for axis, _ in facts.letters if axis not in cut)

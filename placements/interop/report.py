@@ -18,6 +18,7 @@ from placements.interop.dtensor import DTensorEngine
 from placements.interop.engines import Engine, Verdict, run
 from placements.interop.enumerated import all_programs
 from placements.interop.judged import draw_judged, judge
+from placements.interop.spmd_refused import REFUSED, WAYS
 from placements.interop.spmd_types import SpmdTypes
 from placements.testing.programs import Program
 
@@ -36,6 +37,12 @@ backward, and compared with one device.
 An engine is asked what it can say: local mode has no dims, so a Shard is Varying there;
 global mode is not given Varying, DTensor neither Varying nor Invariant (it is Replicate
 there) nor `reinterpret`. A dash means: not asked.
+"""
+
+_REFUSED = """## Refused on purpose
+
+`placements.interop.spmd` offers the names of `spmd_types` over this package. These it does
+not offer.
 """
 
 _ABOUT = {
@@ -119,7 +126,14 @@ def markdown(result: Survey) -> str:
                 shortest = min(result.found[row.key], key=_length)
                 lines.append(_row(row.key, row.why, shortest, engines))
         parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, refused()])
+
+
+def refused() -> str:
+    """Return the section on what `placements.interop.spmd` refuses of the peer's names."""
+    rows = [(f"`{name}`", *said) for name, said in {**WAYS, **REFUSED}.items()]
+    lines = [_line(["of spmd_types", "why not", "write instead"]), "|" + "---|" * 3]
+    return "\n".join([_REFUSED, *lines, *(_line(list(row)) for row in rows)]) + "\n"
 
 
 def _length(found: Disagreement) -> tuple[int, str]:

@@ -131,7 +131,7 @@ class SpmdTypes(Engine):
         spec = None if self.local else _peer.get_partition_spec(value)
         names = {_peer.normalize_axis(axis): axis for axis in mesh.axes}
         known = {axis: t for axis, t in said.items() if t is not None}
-        return from_peer(known, _named(spec, names), mesh)
+        return from_peer(known, named_spec(spec, names), mesh)
 
     def says(self, t: AxisType) -> AxisType | None:
         if isinstance(t, Shard):
@@ -175,7 +175,7 @@ def _nothing() -> None:
     pass
 
 
-def _named(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:
+def named_spec(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:
     """Return a PartitionSpec as the names of the axes that cut each dim."""
     return [
         tuple(names[axis] for axis in _axes(entry))

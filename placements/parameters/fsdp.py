@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from placements._torch import (
     base_of,
+    in_transform,
     is_sharded,
     mesh_for_a_parameter,
     mesh_info,
@@ -213,10 +214,21 @@ def _shard(
 
     module.register_forward_hook(_own_memory)
     fsdp.fully_shard(module, mesh=mesh, shard_placement_fn=placed, **options)
+    module.register_forward_pre_hook(_outside_transforms, prepend=True)
     sharded = cast(fsdp.FSDPModule, module)
     # A sum, whatever the backend: gloo, for one, does not scale what it sums.
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _outside_transforms(module: nn.Module, args: Any) -> None:
+    """Refuse what FSDP2 would fail at: it gathers the parameters that the module has."""
+    if in_transform():
+        raise RuntimeError(
+            "FSDP2 gathers the parameters of the module, and not those that a transform "
+            "of torch.func (grad, jvp, vmap) gives it: use loss.backward() or "
+            "torch.autograd.grad, or leave out fully_shard"
+        )
 
 
 def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:

@@ -99,6 +99,14 @@ class BranchWarning(UserWarning):
     """
 
 
+class NotWaitedWarning(UserWarning):
+    """A collective was started and its result was never waited for.
+
+    `warnings.simplefilter("error", NotWaitedWarning)` makes it an error where Python lets
+    it: at the end of `verify()`, and a message on stderr where the result was dropped.
+    """
+
+
 class Support(TypedDict, total=False):
     """What may stand below the first line of a message."""
 
@@ -189,18 +197,23 @@ def type_or_error(x: Tensor, call: str) -> TensorType:
     return known
 
 
+def transformed(call: str, what: str, name: str) -> PlacementError:
+    """Return the error for what a transform does, which the checker does not follow."""
+    return refused_call(
+        call,
+        f"{what} inside a transform of torch.func (vmap, grad, jvp) or of forward mode",
+        name=name,
+        rule="a transform hands its function other tensors than those that have types",
+        advice="wrap the transformed function in placements.region(fn, ins=..., "
+        "outs=..., grads=...), or call it with checking off",
+    )
+
+
 def untyped(call: str, x: Tensor) -> PlacementError:
     """Return the error for a tensor without a type."""
     name = name_of(x, call) or "the tensor"
     if in_transform():
-        return refused_call(
-            call,
-            f"{name} has no placement inside a transform of torch.func (vmap, grad, jvp)",
-            name=name,
-            rule="a transform hands its function other tensors than those that have types",
-            advice="wrap the transformed function in placements.region(fn, ins=..., "
-            "outs=..., grads=...)",
-        )
+        return transformed(call, f"{name} has no placement", name)
     axes = ", ".join(f"{axis!r}: ..." for axis in checked_mesh().axes)
     advice = f"{name} = assert_type({name}, {{{axes}}})"
     if isinstance(x, nn.Parameter):

@@ -8,6 +8,7 @@ are refused: what they give is computed with as a number that is equal on all ra
 
 import ast
 import inspect
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +17,20 @@ from dis import opname
 from functools import wraps
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jaxtyping
 import numpy as np
+from torch import nn
 
 from placements._torch import is_unseen
-from placements.inference import numbers
-from placements.inference.number_operands import chosen_from, is_either
+from placements.inference import number_operands, numbers
+from placements.inference.number_operands import chosen_from, is_either, of_own
 from placements.inference.numbers import (
     RANK_NUMBERS,
     RankNumber,
     facts_of,
+    numbers_in,
     shown,
 )
 from placements.runtime.callsite import is_library, user_frame
@@ -36,8 +39,13 @@ from placements.runtime.source import code_of, expression_at
 from placements.runtime.state import current
 
 _JAXTYPING = os.path.dirname(jaxtyping.__file__) + os.sep
+# torch computes here how far initial values spread: by the sizes of the whole tensor.
+_INIT = nn.init.__file__
 # Whoever calls these asks.
-_PASSED_OVER = (__file__, numbers.__file__, os.path.dirname(np.__file__) + os.sep)
+_PASSED_OVER = (
+    __file__, numbers.__file__, number_operands.__file__,
+    os.path.dirname(np.__file__) + os.sep,
+)  # fmt: skip
 
 _MOST_PLACES = 32
 _MOST_ANSWERS = 256  # of one place: a loop may ask for ever
@@ -113,10 +121,11 @@ def _note(number: RankNumber, question: str, answer: Any, frame: FrameType | Non
         mode.observer.asked(known[0], answer)
 
 
-def _asking() -> FrameType | None:
+def _asking(but: str = "") -> FrameType | None:
     """Return the frame that asks, unless it is of this package, of torch or of jaxtyping.
 
-    They ask for shapes that they compare, and choose no path of the program by them.
+    They ask for shapes that they compare, and choose no path of the program by them; `but`
+    is a file of theirs that may not either.
     """
     frame = inspect.currentframe()
     assert frame is not None
@@ -126,7 +135,8 @@ def _asking() -> FrameType | None:
     if frame is None:
         return None
     file = frame.f_code.co_filename
-    return None if is_library(file) or file.startswith(_JAXTYPING) else frame
+    is_theirs = is_library(file) or file.startswith(_JAXTYPING)
+    return None if is_theirs and file != but else frame
 
 
 def _ordered(number: RankNumber, other: Any) -> None:
@@ -159,12 +169,12 @@ def _ordered(number: RankNumber, other: Any) -> None:
 
 
 def _made_plain(number: RankNumber, kind: str) -> None:
-    """Refuse `int(n)`, `float(n)`, `math.sqrt(n)`: nobody could tell the result apart.
+    """Refuse `int(n)`, `float(n)`, `np.int64(n)`: nobody could tell the result apart.
 
     `x.sum() / float(x.shape[0])` would divide by the size of a piece, and its type would be
     that of a division by the whole size. A text may be made of the number.
     """
-    if current.mode is None or is_unseen() or (frame := _asking()) is None:
+    if current.mode is None or is_unseen() or (frame := _asking(but=_INIT)) is None:
         return
     node = expression_at(frame.f_code, frame.f_lasti)
     if _only_prints(node):
@@ -212,8 +222,33 @@ def of_all_axes(choose: Any) -> Any:
     return of_all_axes
 
 
+# Python calls a method of the number for these, which keeps its axes.
+_BY_METHODS = frozenset({"ceil", "floor", "trunc", "prod"})
+# The functions of `math` that read the value of a number, of which its class hears nothing.
+OF_MATH = tuple(
+    name
+    for name, function in vars(math).items()
+    if callable(function) and name[0] != "_" and name not in _BY_METHODS
+)
+
+
+def of_own_numbers(function: Any) -> Any:
+    """A function of `math` whose result knows the axes of the numbers it is made of."""
+
+    @wraps(function)
+    def of_own_numbers(*args: Any, **options: Any) -> Any:
+        if current.mode is not None:
+            # It may be iterated over only once: math.fsum.
+            args = tuple(list(cast(Any, a)) if isinstance(a, Iterator) else a for a in args)
+            if next(numbers_in(args), None) is not None:
+                return of_own(function, args, options)
+        return function(*args, **options)
+
+    return of_own_numbers
+
+
 # Functions whose result keeps the axes, or that only print.
-_HARMLESS = ("min", "max", "sorted", "sort", "print", "str", "repr", "format")
+_HARMLESS = frozenset("min max sorted sort print str repr format format_map".split())
 
 
 def _described(frame: FrameType, number: RankNumber, question: str) -> Forgotten | None:
@@ -250,12 +285,11 @@ def _chooses_others(node: ast.AST | None) -> bool:
 
 
 def _is_text(node: ast.AST | None) -> bool:
-    """Return whether it formats a text: `"%d rows" % n`."""
-    return (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.left, ast.Constant)
-        and isinstance(node.left.value, str)
-    )
+    """Return whether it formats a text: `"%d rows" % n`, or `msg % args` of a log.
+
+    `m % n` of two numbers asks nothing, so a question at this sign is that of a text.
+    """
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
 
 
 numbers.listener.told = _told

@@ -5,10 +5,11 @@ with checking off looks at that number alone, which `torch.compile` understands.
 variables hold the rest: a thread, and a task of asyncio, has its own.
 """
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any, Optional, Protocol
 
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from placements._torch import unseen
 from placements.runtime.blocks import Block, Steps, block, together
 from placements.runtime.mesh import check_axes, current_mesh
 from placements.runtime.scopes import Scoped
+from placements.types.axis import TypesLike
+from placements.types.mesh import Mesh
 from placements.types.tensor import TensorType
 
 
@@ -33,6 +36,10 @@ class Observer(Protocol):
 
     def asked(self, question: Any, answer: Any) -> None: ...
 
+    def started(self, pending: Any) -> None: ...
+
+    def waited(self, pending: Any) -> None: ...
+
 
 class Checker(Protocol):
     """The mode that checks the ops of a block."""
@@ -46,6 +53,42 @@ class Checker(Protocol):
     def trusting(self) -> Block[None]: ...
 
     def afresh(self) -> "AbstractContextManager[Checker]": ...
+
+
+class OtherEngine(Protocol):
+    """A checker of somebody else's in the place of ours: what our words mean there."""
+
+    def moved(
+        self,
+        call: str,
+        x: Tensor,
+        axis: Any,
+        src: Any,
+        dst: Any,
+        *,
+        dtypes: tuple[Any, Any, Any],
+        new_dim: int,
+        sends: Any,
+        receives: Any,
+    ) -> Tensor: ...
+
+    def declared(self, x: Tensor, types: TypesLike) -> Tensor: ...
+
+    def type_of(self, x: Tensor) -> TensorType | None: ...
+
+    def presented(self, x: Tensor, mesh: Mesh) -> Tensor: ...
+
+    def numbered(self, rows: Tensor, x: Tensor, axes: frozenset[str]) -> Tensor: ...
+
+    def stamped(self, module: nn.Module) -> None: ...
+
+    def called(
+        self, fn: Callable[..., Any], bound: Any, hints: Mapping[str, Any]
+    ) -> Any: ...
+
+    def region(
+        self, fn: Callable[..., Any], args: Any, settings: Any, ins: Any, outs: Any
+    ) -> Any: ...
 
 
 class OpenBlock:
@@ -77,6 +120,7 @@ block_here: ContextVar[OpenBlock | None] = ContextVar("placements_block", defaul
 _shared_axes: Scoped[frozenset[str]] = Scoped("placements_shared_axes", frozenset())
 _is_opaque: Scoped[bool] = Scoped("placements_opaque", False)
 _in_backward: ContextVar[bool] = ContextVar("placements_in_backward", default=False)
+_other: Scoped[OtherEngine | None] = Scoped("placements_other_engine", None)
 
 
 # The axes on which random generators are shared.
@@ -91,6 +135,8 @@ class Checkers:
 
 
 checkers = Checkers()
+others = Checkers()  # blocks in which another engine checks
+_counting = Lock()
 
 
 class Current:
@@ -105,6 +151,11 @@ class Current:
         if found is not None and not (found.is_open and found.thread == get_ident()):
             found = innermost(found)
         return None if found is None else found.mode
+
+    @property
+    def other(self) -> OtherEngine | None:
+        """The engine that checks this code in the place of ours."""
+        return _other.get() if others.count else None
 
     @property
     def shared_axes(self) -> frozenset[str]:
@@ -145,6 +196,21 @@ def suspended(*, in_backward: bool = False) -> Steps[None]:
         yield
     finally:
         put_back()
+
+
+@block
+def checked_by(engine: OtherEngine) -> Steps[None]:
+    """Let another engine check inside; ours must be off."""
+    if current.mode is not None:
+        raise ValueError("one engine checks a program: typecheck() is open here already")
+    with _counting:
+        others.count += 1
+    try:
+        with _other.hold(engine):
+            yield
+    finally:
+        with _counting:
+            others.count -= 1
 
 
 def unchecked() -> AbstractContextManager[None]:

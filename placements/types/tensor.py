@@ -31,10 +31,15 @@ class Identity:
     A type is hashed and compared by code of Python, and this by code of C.
     """
 
-    __slots__ = ("type",)
+    __slots__ = ("facts", "form", "type")
 
     def __init__(self, of: "TensorType") -> None:
         self.type = of
+        # What stands for all types that differ in sizes alone, and which sizes this one has
+        # (`inference/templates.py`).
+        self.form: tuple[Identity, tuple[Any, ...]] | None = None
+        # What is known of the size of a dim, by dim (`checker/numbers.py`).
+        self.facts: dict[int, Any] = {}
 
 
 class TensorType(Mapping[str, AxisType]):

@@ -21,10 +21,11 @@ from placements.checker.generators import RandomOp
 from placements.checker.lookup import KNOWN, Call, resolve
 from placements.checker.mode import Typecheck
 from placements.collectives.objects import judged
+from placements.collectives.pending import Pending
 from placements.runtime import tags
 from placements.runtime.blocks import Block, Steps, UsedWithWith
 from placements.runtime.callsite import located, name_of
-from placements.runtime.errors import BranchWarning, PlacementError
+from placements.runtime.errors import BranchWarning, NotWaitedWarning, PlacementError
 from placements.runtime.fingerprints import Fingerprint, project
 from placements.runtime.forgotten import Forgotten
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
@@ -137,6 +138,7 @@ class Verify(Typecheck):
         self._pending: dict[int, tuple[Tensor, tuple[int, ...], torch.dtype]] = {}
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None]] = {}
         self._hooks: list[RemovableHandle] = []
+        self._under_way: dict[int, weakref.ref[Pending]] = {}
         self._expected.start_step()
 
     def steps(self) -> "Steps[Verify]":
@@ -166,6 +168,9 @@ class Verify(Typecheck):
         """
         with unseen():
             log = self._finished_log()
+        for pending in [of_one() for of_one in self._under_way.values()]:
+            if pending is not None:  # else it was dropped, and has told so
+                warn_user(f"verify: {pending.not_waited()}", NotWaitedWarning)
         for handle in self._hooks:
             handle.remove()
         self._start_step()
@@ -336,6 +341,14 @@ class Verify(Typecheck):
             self._log.entries.append(
                 Question(question.where, call, question, self._key(mesh), answer)
             )
+
+    def started(self, pending: Pending) -> None:
+        """Watch for an exchange that nobody waits for."""
+        self._under_way[id(pending)] = weakref.ref(pending)
+
+    def waited(self, pending: Pending) -> None:
+        """Watch for it no longer."""
+        self._under_way.pop(id(pending), None)
 
     def _remove_hooks(self) -> None:
         for handle in self._hooks:

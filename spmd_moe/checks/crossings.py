@@ -18,10 +18,12 @@ from placements.runtime.blocks import Block
 from placements.runtime.describe import dtype_name
 from placements.runtime.ledger import Entry, Ledger, activated, active_ledger
 from placements.types.tensor import TensorType
+from spmd_moe.checks.origins import origins
 
 ARGUMENT, RESULT, COLLECTIVE, PARAMETER, BUFFER = (
     "argument", "result", "collective", "parameter", "buffer"
 )  # fmt: skip
+REGION = "region"  # where a tensor arises to which trusted code declares a type
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Crossing:
     has_gradient: bool
     forward: list[Entry] = field(default_factory=list[Entry])
     backward: list[Entry] = field(default_factory=list[Entry])
+    # The places, among all crossings, of the tensors that it was computed from.
+    sources: list[int] = field(default_factory=list[int])
 
     @property
     def global_shape(self) -> tuple[int, ...] | None:
@@ -61,6 +65,8 @@ class Recorder:
         self._known: dict[int, tuple[Tensor, Crossing]] = {}
         self._entering = ""  # the name of what enters a collective
         self._sent: list[Entry] = []  # by a collective whose result is not seen yet
+        # The same two of each exchange that is under way.
+        self._under_way: dict[int, tuple[str, list[Entry]]] = {}
         self._at: Crossing | None = None  # whose gradient backward is about to use
 
     def crossing(
@@ -73,9 +79,13 @@ class Recorder:
             self._entering = "" if known is None else known[1].name.removesuffix("()")
             return
         if known is not None:
+            if name == "return" and known[1].where == REGION:
+                # The function that returns it says more than the block in which it arose.
+                known[1].name, known[1].where, known[1].role = _called(where), where, RESULT
+                known[1].of_method = _is_of_method(where)
             return
         role = {"return": RESULT, "result": COLLECTIVE}.get(name, ARGUMENT)
-        called = {RESULT: f"{_short(where)}()", COLLECTIVE: f"{where}({self._entering})"}
+        called = {RESULT: _called(where), COLLECTIVE: f"{where}({self._entering})"}
         made = self._add(x, called.get(role, name), where, role, found)
         if role == COLLECTIVE:
             made.forward, self._sent = self._sent, []
@@ -97,6 +107,15 @@ class Recorder:
     def asked(self, question: object, answer: object) -> None:
         """Do nothing: a branch is no tensor."""
 
+    def started(self, pending: object) -> None:
+        """Keep what belongs to the result of an exchange until somebody waits for it."""
+        self._under_way[id(pending)] = self._entering, self._sent
+        self._entering, self._sent = "", []
+
+    def waited(self, pending: object) -> None:
+        """Give what was kept to the result, which is seen next."""
+        self._entering, self._sent = self._under_way.pop(id(pending), ("", []))
+
     def sent(self, entry: Entry) -> None:
         """Write down a collective that runs, in forward or in backward."""
         self.collectives.append(entry)
@@ -104,6 +123,13 @@ class Recorder:
             self._sent.append(entry)
         elif self._at is not None:
             self._at.backward.append(entry)
+
+    def traced(self) -> list[Crossing]:
+        """Return all crossings, each with its sources, once the step is over."""
+        tensors = [x for x, _ in self._known.values()]
+        for crossing, found in zip(self.crossings, origins(tensors), strict=True):
+            crossing.sources = found
+        return self.crossings
 
     def _add(
         self, x: Tensor, name: str, where: str, role: str, found: TensorType
@@ -120,10 +146,10 @@ class Recorder:
         self._at = crossing
 
 
-def _short(where: str) -> str:
-    """`route.Router.score` -> `score`, `route.Router.forward` -> `Router`."""
+def _called(where: str) -> str:
+    """`route.Router.score` -> `score()`, `route.Router.forward` -> `Router()`."""
     *path, last = where.split(".")
-    return path[-1] if path and last == "forward" else last
+    return f"{path[-1] if path and last == 'forward' else last}()"
 
 
 def _is_of_method(where: str) -> bool:

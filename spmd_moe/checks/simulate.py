@@ -44,6 +44,8 @@ class Simulated:
     differences: dict[str, float]  # of the output, of the gradients of x and parameters
     sent: list[Entry]
     gradient_sums: list[Entry]
+    # On each rank, how many rows each expert computed; None for an expert held elsewhere.
+    rows: list[list[int | None]]
 
     tolerance: float
 
@@ -59,6 +61,7 @@ class _RankResult:
     types: dict[str, tuple[dict[str, AxisType], Mesh]]  # of parameters, and their mesh
     sent: list[Entry]
     gradient_sums: list[Entry]
+    rows: list[int | None]
 
 
 def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated:
@@ -85,8 +88,9 @@ def simulate(config: MoEConfig, parallel: Parallel, work: Workload) -> Simulated
     }
     first = ranks[0]
     return Simulated(
-        config, parallel, work, differences, first.sent, first.gradient_sums, TOLERANCE
-    )
+        config, parallel, work, differences, first.sent, first.gradient_sums,
+        [rank.rows for rank in ranks], TOLERANCE,
+    )  # fmt: skip
 
 
 def _on_this_rank(
@@ -104,6 +108,8 @@ def _on_this_rank(
         )
         types = moe.input_types(seq_len)
         x.requires_grad_()
+        counted: list[Tensor] = []
+        moe.experts.register_forward_pre_hook(lambda _, given: counted.append(given[1]))
         with verify(moe):
             y = moe(assert_type(x, types), seq_len=seq_len)
             loss = (y * assert_type(weights, types)).sum()
@@ -119,7 +125,16 @@ def _on_this_rank(
         {one.name: (dict(one.type), Mesh(one.type.mesh.sizes)) for one in held},
         record.entries[:count],
         record.entries[count:],
+        _by_expert([int(n) for n in counted[0]], config, as_mesh(sparse)),
     )
+
+
+def _by_expert(counts: list[int], config: MoEConfig, sparse: Mesh) -> list[int | None]:
+    """Put the rows of the experts that are here to their places among all experts."""
+    first = len(counts) * sparse.coordinate.get("ep", 0)
+    found: list[int | None] = [None] * config.num_experts
+    found[first : first + len(counts)] = counts
+    return found
 
 
 def _on_one_device(config: MoEConfig, x: Tensor, weights: Tensor) -> dict[str, Tensor]:

@@ -97,7 +97,7 @@ def trace(config: MoEConfig, parallel: Parallel, work: Workload) -> Trace:
         with ledger() as sums:
             reduce_gradients(moe, meshes=(dense, sparse))
     return Trace(
-        parallel, recorder.crossings, recorder.collectives, sums.entries,
+        parallel, recorder.traced(), recorder.collectives, sums.entries,
         _memory(moe, saved),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from placements import UnsupportedTorchError
+from placements import PlacementError, UnsupportedTorchError
 from spmd_moe.checks.configurations import all_configurations, check_layer
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.checks.meshes import best_first, compare, feasible
@@ -32,9 +32,13 @@ from spmd_moe.cli.check_report import (
     show_layer,
 )
 from spmd_moe.cli.degrees import parse_degrees, parse_parallel
+from spmd_moe.cli.html.page import layer_page
+from spmd_moe.cli.html.write import check_page, write_page
 from spmd_moe.cli.tables import say
 from spmd_moe.cli.terminal import failure_of, progress
 from spmd_moe.config import MoEConfig, Parallel, check_together
+
+ACCEPTED = "it was accepted, which is wrong"
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,6 +46,8 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace, console: Console) -> int:
     gc.freeze()  # what the imports made stays: not to be searched again and again
     refuse_unused(args)
+    if args.html is not None:
+        check_page(args.html)
     if args.module is not None:
         from spmd_moe.cli.check_module import run_module  # needs the simulator
 
@@ -61,6 +67,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise
         text, code = failure_of(error)
         model = asdict(config)
+        if args.html is not None:
+            headline = _headline(args.preset or FIRST, config)
+            write_page(args.html, layer_page(headline, _every(work), [], failure=text))
         if not args.json:
             print(text, file=sys.stderr)
         elif args.compare_meshes:
@@ -109,27 +118,34 @@ def _check(
     with progress(parallels, "checking", len(parallels)) as shown:
         results = check_layer(config, shown, work, scale_down=args.scale_down)
     passed = all(result.passed for result in results)
+    headline, because = _headline(args.preset or FIRST, config), _because(left_out)
+    refused = refused_program() if args.mesh is None else None
+    if args.html is not None:
+        said = None if args.mesh is not None else str(refused or ACCEPTED)
+        page = layer_page(headline, _every(work), results, left_out=because, refused=said)
+        write_page(args.html, page)
     if args.json:
         checks = [check_json.of_check(result, work) for result in results]
         check_json.print_report(
             "check", passed, model=asdict(config), checks=checks, left_out=left_out
         )
         return 0 if passed else 1
-    say(console, _headline(args.preset or FIRST, config))
-    say(console, f"on every dp rank {_tokens(work)}\n")
+    say(console, headline)
+    say(console, f"{_every(work)}\n")
     show_layer(console, results, results if args.all_tables else results[:1])
-    for line in _because(left_out):
+    for line in because:
         say(console, line)
     if args.mesh is None:
-        passed = _show_refused(console) and passed
+        passed = _show_refused(console, refused) and passed
+    if args.html is not None:
+        say(console, f"\nThe page is {args.html}.")
     return 0 if passed else 1
 
 
-def _show_refused(console: Console) -> bool:
-    error = refused_program()
+def _show_refused(console: Console, error: PlacementError | None) -> bool:
     say(console, f"\n{STORY}\n")
     if error is None:
-        say(console, "it was accepted, which is wrong", "bold red")
+        say(console, ACCEPTED, "bold red")
         return False
     say(console, str(error), "red")
     say(console, "\nMore of this kind, published: spmd-moe bugs")
@@ -184,6 +200,10 @@ def _headline(name: str, config: MoEConfig) -> str:
         f"{name}: dim {config.dim}, hidden {config.hidden_dim}, "
         f"{config.num_experts} experts ({config.top_k} for each token{shared})"
     )
+
+
+def _every(work: Workload) -> str:
+    return f"on every dp rank {_tokens(work)}"
 
 
 def _tokens(work: Workload) -> str:

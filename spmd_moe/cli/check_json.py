@@ -59,6 +59,7 @@ def of_crossing(row: Crossing) -> dict[str, Any]:
         "gradient": gradient and {axis: repr(t) for axis, t in gradient.items()},
         "forward": of_entries(row.forward),
         "backward": of_entries(row.backward),
+        "sources": row.sources,
     }
 
 
@@ -98,6 +99,7 @@ def _of_run(result: Result, run: Simulated) -> dict[str, Any]:
         "parallel": asdict(run.parallel),
         "work": of_work(run.work),
         "differences": run.differences,
+        "rows": run.rows,
         "sent_otherwise": list(result.sent_otherwise),
         "collectives": of_entries(run.sent),
         "gradient_sums": of_entries(run.gradient_sums),

@@ -11,8 +11,11 @@ from spmd_moe.checks.module.hints import line_of_forward
 from spmd_moe.checks.module.inputs import OwnModule, own_module
 from spmd_moe.checks.module.run import FAILURES, Outcome, check_module, checks_of
 from spmd_moe.cli import check_json
-from spmd_moe.cli.check_report import CROSSINGS_LEGEND, show_crossings
+from spmd_moe.cli.check_report import show_crossings
+from spmd_moe.cli.check_rows import CROSSINGS_LEGEND
 from spmd_moe.cli.degrees import parse_mesh
+from spmd_moe.cli.html.page import module_page
+from spmd_moe.cli.html.write import write_page
 from spmd_moe.cli.tables import say
 from spmd_moe.cli.terminal import failure_of, progress
 
@@ -40,6 +43,8 @@ def run_module(args: argparse.Namespace, console: Console) -> int:
         if isinstance(error, AssertionError):  # of a comparison, which has no line
             line = shown_line(line_of_forward(own.cls))
             failure += f"\n  in {own.cls.__name__}.forward ({line})"
+    if args.html is not None:
+        write_page(args.html, _page(own, outcome, failure))
     if args.json:
         _print_json(own, outcome, failure)
     else:
@@ -63,13 +68,25 @@ def _print_json(own: OwnModule, outcome: Outcome, failure: str | None) -> None:
 
 def _show(console: Console, own: OwnModule, outcome: Outcome, failure: str | None) -> None:
     if outcome.types is not None:
-        sizes = ",".join(f"{axis}={size}" for axis, size in own.mesh.items())
-        title = f"{own.name} on {sizes}, as rank 0 sees it"
+        title = f"{own.name} on {_mesh(own)}, as rank 0 sees it"
         show_crossings(console, title, outcome.types.crossings)
         say(console, f"{CROSSINGS_LEGEND}\n")
-    for name in outcome.passed:
-        say(console, f"{name + ':':<11} {PASSED[name]}")
+    for line in _passed(outcome):
+        say(console, line)
     if failure is not None:
         print(failure, file=sys.stderr)
     elif own.reference is None:
         say(console, "reference:  none; a staticmethod `reference` would be compared")
+
+
+def _page(own: OwnModule, outcome: Outcome, failure: str | None) -> str:
+    crossings = outcome.types.crossings if outcome.types else []
+    return module_page(own.name, _mesh(own), crossings, _passed(outcome), failure)
+
+
+def _passed(outcome: Outcome) -> list[str]:
+    return [f"{name + ':':<11} {PASSED[name]}" for name in outcome.passed]
+
+
+def _mesh(own: OwnModule) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in own.mesh.items())

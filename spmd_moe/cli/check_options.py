@@ -5,6 +5,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ examples:
   spmd-moe check --preset deepseek-v3 --scale-down   and a small one on simulated ranks
   spmd-moe check --preset qwen3-moe --compare-meshes --ranks 64
   spmd-moe check --experts 64 --top-k 6 --seq 7 --json
+  spmd-moe check --html report.html                  a page with diagrams
   spmd-moe check --module mypackage.MyLayer --mesh tp=4
 
 exit codes: 0 all is right, 1 a check failed, 2 the input cannot be used.
@@ -60,7 +62,7 @@ WITHOUT: dict[str, tuple[str, ...]] = {
         *FIELDS.values(), "--preset", "--seq", "--batch", "--dtype", "--scale-down",
         "--all-tables", "--compare-meshes", "--ranks",
     ),
-    "--compare-meshes": ("--scale-down", "--all-tables"),
+    "--compare-meshes": ("--scale-down", "--all-tables", "--html"),
 }  # fmt: skip
 
 
@@ -103,6 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     more.add_argument(
         "--module", metavar="PACKAGE.CLASS", help="check a typed module of your own instead"
     )
+    more.add_argument(
+        "--html", type=Path, metavar="FILE",
+        help="write a page with diagrams too, which needs no network",
+    )  # fmt: skip
     more.add_argument("--json", action="store_true", help="print a report for programs")
 
 
@@ -138,7 +144,11 @@ def work_of(args: argparse.Namespace, preset: Preset) -> Workload:
     for option, value in (("--batch", batch), ("--seq", seq)):
         if value < 1:
             raise BadInput(f"{option} {value}: give a whole number of at least 1")
-    return Workload(batch, seq, getattr(torch, args.dtype or preset.dtype))
+    return Workload(batch, seq, torch_dtype(args.dtype or preset.dtype))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
 
 
 def check_size(config: MoEConfig, work: Workload) -> None:

@@ -1,6 +1,6 @@
 """`--mesh dp=2,tp=2,ep=2,sp=on`: degrees of parallelism, or sizes of axes, as one word."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spmd_moe.checks.errors import BadInput
 from spmd_moe.config import Parallel
@@ -27,7 +27,7 @@ def parse_degrees(text: str) -> Degrees:
     sp = said.pop("sp", None)
     if sp is not None and sp not in SWITCH:
         raise BadInput(f"--mesh {text}: sp is {sp!r}; give sp=on or sp=off")
-    sizes = {key: _size(text, key, value) for key, value in said.items()}
+    sizes: Any = {key: _size(text, key, value) for key, value in said.items()}
     try:
         parallel = Parallel(**sizes, sequence_parallel=SWITCH[sp or "off"])
     except ValueError as error:

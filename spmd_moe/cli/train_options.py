@@ -18,7 +18,7 @@ from spmd_moe.config import Parallel
 from spmd_moe.training.errors import Damaged
 from spmd_moe.training.job import Job
 from spmd_moe.training.lock import locked
-from spmd_moe.training.losses import read_losses
+from spmd_moe.training.losses import read_losses, unfinished
 from spmd_moe.training.manifest import Manifest, checkpoints_in, read_last, start_run
 from spmd_moe.training.meeting import check_port
 from spmd_moe.training.recipe import FIELDS, Recipe
@@ -64,6 +64,9 @@ def make_job(args: argparse.Namespace, world: World | None, held: ExitStack) -> 
     _check_places(args)
     directory = None if args.checkpoint is None else Path(args.checkpoint)
     log = args.log if directory is None or args.log else str(directory / "losses.jsonl")
+    if log is not None:
+        for file in (Path(log), unfinished(Path(log))):
+            _check_file("--log", file)
     if directory is not None and (world is None or world.rank == 0):
         held.enter_context(locked(directory))
     resume = None
@@ -198,11 +201,8 @@ def _check_places(args: argparse.Namespace) -> None:
     for option, file in (("--log", args.log), ("--compare", args.compare)):
         if file is None:
             continue
-        if Path(file).is_dir():
-            raise BadInput(f"{option} {file} is a directory: name a file")
         _check_writable(option, Path(file).parent)
-        if Path(file).exists() and not os.access(file, os.W_OK):
-            raise BadInput(f"{option} {file} cannot be written: name another file")
+        _check_file(option, Path(file))
 
 
 def _check_writable(option: str, directory: Path) -> None:
@@ -214,6 +214,19 @@ def _check_writable(option: str, directory: Path) -> None:
         raise BadInput(
             f"{option}: cannot write in {directory} ({error.strerror}): name another place"
         ) from None
+
+
+def _check_file(option: str, file: Path) -> None:
+    """Raise BadInput if something else than a regular file is there.
+
+    A pipe would be waited for, and a device replaced.
+    """
+    if file.is_dir():
+        raise BadInput(f"{option} {file} is a directory: name a file")
+    if os.path.lexists(file) and not file.is_file():
+        raise BadInput(f"{option} {file} is no regular file: remove it or name another")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise BadInput(f"{option} {file} cannot be written: name another file")
 
 
 def _checkpoints(args: argparse.Namespace) -> list[Path]:

@@ -72,9 +72,10 @@ def load(trainer: Trainer, path: Path) -> None:
 def _put_aside(directory: Path, step: int) -> None:
     """Rename what stands for this step or a later one: the run was resumed before it.
 
-    It was damaged, then, and would be taken for the newest checkpoint.
+    It was damaged, then, and would be taken for the newest checkpoint; or it is none, and
+    has its name.
     """
-    for path in manifest.checkpoints_in(directory):
+    for path in manifest.named_in(directory):
         if manifest.step_of(path) >= step:
             aside = directory / f"{_DAMAGED}{path.name}"
             if aside.is_symlink() or aside.exists():

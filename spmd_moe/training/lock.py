@@ -1,6 +1,7 @@
 """Lock the directory of a run until the process that holds the lock ends."""
 
 import fcntl
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ LOCK = ".lock"
 def locked(directory: Path) -> Generator[None]:
     """Hold `directory` for this run alone; Unusable if another run holds it."""
     path = directory / LOCK
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if os.path.lexists(path) and not path.is_file():  # a pipe would be waited for
         raise Unusable(f"--checkpoint {directory}: {path} is no file; remove it")
     with path.open("a") as file:
         try:

@@ -14,6 +14,8 @@ from spmd_moe.training.errors import LossesDiffer, Unusable
 # between experts that score alike, so its curves part after a while.
 TOLERANCE = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 3e-2}
 
+LONGEST = 1 << 30  # bytes of a log: the losses of some ten million steps
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -49,7 +51,7 @@ class LossLog:
     def __enter__(self) -> "LossLog":
         self._file = None
         if self._path is not None:
-            new = self._path.with_name(f"{self._path.name}.new")
+            new = unfinished(self._path)
             new.write_text("".join(map(_line, self.losses)))
             new.replace(self._path)
             self._file = self._path.open("a")
@@ -71,6 +73,11 @@ class LossLog:
             self._file.flush()
 
 
+def unfinished(log: Path) -> Path:
+    """Return what a log is called until it has all lines that are kept."""
+    return log.with_name(f"{log.name}.new")
+
+
 def _line(loss: Loss) -> str:
     """Write a loss as JSON, where NaN and infinity are null."""
     said = {name: value for name, value in vars(loss).items() if value is not None}
@@ -83,6 +90,11 @@ def read_losses(path: Path) -> list[Loss]:
 
     Raises Unusable if the file is no such log.
     """
+    if path.stat().st_size > LONGEST:
+        raise Unusable(
+            f"{path} has {path.stat().st_size:,} bytes, too many for a log of losses; move "
+            "it away to resume without the losses until now, or name another by --log"
+        )
     losses: list[Loss] = []
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:

@@ -50,17 +50,29 @@ def step_of(path: Path) -> int:
 
 def checkpoints_in(directory: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
+    return [path for path in named_in(directory) if path.is_dir()]
+
+
+def named_in(directory: Path) -> list[Path]:
+    """Return all that has the name of a checkpoint, whatever it is, oldest first."""
     if not directory.is_dir():
         return []
     found = (path for path in directory.iterdir() if re.fullmatch(r"step-\d+", path.name))
-    return sorted((path for path in found if path.is_dir()), key=step_of)
+    return sorted(found, key=step_of)
 
 
 def start_run(directory: Path) -> str:
     """Give the directory a new run, whose checkpoints name it; return its id."""
-    run = secrets.token_hex(8)
-    _write(directory / f".{RUN}", _sealed({"format": FORMAT, "run": run}))
-    os.replace(directory / f".{RUN}", directory / RUN)
+    run, new = secrets.token_hex(8), directory / f".{RUN}"
+    try:
+        new.unlink(missing_ok=True)
+        _write(new, _sealed({"format": FORMAT, "run": run}))
+        os.replace(new, directory / RUN)
+    except OSError as error:
+        raise Unusable(
+            f"{directory / RUN} cannot be written ({error.strerror}): remove it and {new}, "
+            "or name another directory"
+        ) from None
     return run
 
 

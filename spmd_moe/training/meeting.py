@@ -7,6 +7,9 @@ the name of the machine has. Neither asks who connects.
 import ipaddress
 import os
 import socket
+import stat
+import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +20,8 @@ import torch.distributed as dist
 from spmd_moe.training.errors import Unusable
 
 HOST = "127.0.0.1"
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_GRACE = 5.0  # seconds more for torch to say itself that nobody answers
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -41,9 +46,53 @@ def store_of(address: str, port: int, timeout: float, *, hosts: bool) -> Any:
     """Return the store at `address`, which this process has if it `hosts` it."""
     if hosts:
         return host_store(listening(address, port), timeout)
-    return cast(Any, dist).TCPStore(
-        address, port, is_master=False, timeout=timedelta(seconds=timeout)
-    )
+    return _connected(address, port, timeout)
+
+
+def _connected(address: str, port: int, timeout: float) -> Any:
+    """Connect to a store. Torch waits forever for one that accepts and does not answer."""
+    watch = threading.Timer(timeout + _GRACE, _hang_up, (port,))
+    watch.daemon = True
+    watch.start()
+    try:
+        return cast(Any, dist).TCPStore(
+            address, port, is_master=False, timeout=timedelta(seconds=timeout)
+        )
+    finally:
+        watch.cancel()
+
+
+def _hang_up(port: int) -> None:
+    """Shut the connections to this port, so that who waits for an answer gets an error."""
+    for fd in map(int, os.listdir("/dev/fd")):
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as one:
+                if one.family in _INTERNET and one.getpeername()[1] == port:
+                    one.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed by now, or not connected
+            continue
+
+
+@contextmanager
+def without_torchs_log() -> Generator[None]:
+    """Drop what torch's C++ writes to stderr: a trace of frames for each failed attempt.
+
+    What went wrong is in the error that it raises.
+    """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - it was closed
+        yield
+        return
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def host_store(listener: socket.socket, timeout: float) -> Any:
@@ -58,7 +107,14 @@ def host_store(listener: socket.socket, timeout: float) -> Any:
 @contextmanager
 def on_loopback(address: str) -> Generator[None]:
     """Let gloo use the loopback interface if the ranks meet there; else as it is set up."""
-    name = None if _INTERFACE in os.environ else _loopback_of(address)
+    names = {name for _, name in socket.if_nameindex()}
+    given = os.environ.get(_INTERFACE)
+    if given is not None and not names.issuperset(given.split(",")):
+        raise Unusable(
+            f"{_INTERFACE} is {given!r} in the environment, and this machine has the "
+            f"interfaces {', '.join(sorted(names))}: name one of them or unset it"
+        )
+    name = _loopback_of(address) if given is None else None
     if name is not None:
         os.environ[_INTERFACE] = name
     try:
@@ -71,7 +127,7 @@ def on_loopback(address: str) -> Generator[None]:
 def _loopback_of(address: str) -> str | None:
     try:
         found = str(socket.getaddrinfo(address, None)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None  # whoever connects to it says what is wrong
     if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
         return None

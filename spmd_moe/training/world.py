@@ -15,7 +15,7 @@ from placements import Mesh, as_mesh
 from spmd_moe.config import Parallel
 from spmd_moe.meshes import make_sparse_mesh, mesh_over
 from spmd_moe.training.errors import RankFailed, Unusable
-from spmd_moe.training.meeting import on_loopback, store_of
+from spmd_moe.training.meeting import on_loopback, store_of, without_torchs_log
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,15 @@ def joined(world: World, timeout: float) -> Generator[None]:
     torch.set_num_threads(1)  # the model is small: more would wait for each other
     with on_loopback(world.address):
         try:
-            dist.init_process_group(
-                "gloo",
-                store=_store(world, timeout),
-                rank=world.rank,
-                world_size=world.size,
-                timeout=timedelta(seconds=timeout),
-            )
-        except (dist.DistError, OSError) as error:
+            with without_torchs_log():
+                dist.init_process_group(
+                    "gloo",
+                    store=_store(world, timeout),
+                    rank=world.rank,
+                    world_size=world.size,
+                    timeout=timedelta(seconds=timeout),
+                )
+        except (dist.DistError, OSError, UnicodeError) as error:
             raise RankFailed(
                 f"rank {world.rank} did not meet the others at "
                 f"{world.address}:{world.port} ({error}): start all {world.size} ranks, or "

@@ -43,6 +43,8 @@ Program = Callable[..., Any]
 Found = tuple[list[Tensor], dict[str, Tensor]]
 
 PLAIN, TYPES, VERIFY = "plain", "typecheck()", "verify()"
+# A program for spmd_types of which only the import is changed, under our checker.
+BY_IMPORT = "typecheck() by a change of import"
 FORWARD, ADJOINT = "comparison of the forward", "check_adjoint"
 LOCAL, GLOBAL, DTENSOR = "spmd_types local", "spmd_types global", "DTensor"
 # Which words a checker is asked in.
@@ -56,8 +58,8 @@ def _checked(by: str) -> Generator[None]:
     with ExitStack() as stack:
         stack.enter_context(set_current_mesh(mesh))
         stack.enter_context(on_mesh(mesh))
-        if by in (TYPES, VERIFY):
-            stack.enter_context(typecheck() if by == TYPES else verify())
+        if by in (TYPES, VERIFY, BY_IMPORT):
+            stack.enter_context(verify() if by == VERIFY else typecheck())
         elif by in (LOCAL, GLOBAL):
             stack.enter_context(SpmdTypes(local=by == LOCAL).checking(Mesh(mesh_sizes())))
         elif by == DTENSOR:

@@ -63,6 +63,15 @@ class Pattern:
     def program(self, version: str) -> Callable[..., Any]:
         return self.modules[version].program
 
+    def imported_otherwise(self) -> Callable[..., Any]:
+        """Return the program for spmd_types with no change but of its import."""
+        before, after = "import spmd_types as spmd", "from placements.interop import spmd"
+        text = self.texts[PEER]
+        assert text.count("spmd_types as") == 1 and before in text
+        scope: dict[str, Any] = {"__name__": f"{self.modules[PEER].__name__}_imported"}
+        exec(compile(text.replace(before, after), f"{self.name}/{PEER}.py", "exec"), scope)
+        return scope["program"]
+
     def wrong(self, version: str) -> Callable[..., Any] | None:
         """Return the bug in the words of a version; None if they cannot say it."""
         return getattr(self.modules["wrong"], version, None)

@@ -69,6 +69,19 @@ NO_CAST = (
     "a dtype matters where whole numbers are made of a Partial, and here none is: the op "
     "takes no Partial, makes its numbers itself, or has floats alone"
 )
+SAID_BY_SHAPES = (
+    "with plain settings beside it, the shapes of the operands say what the number is, and "
+    "torch refuses another"
+)
+SAID_BY_REPEATS = "it says again what the repeats add up to, and torch refuses another"
+PROMISED = (
+    "it is a promise that elements are unique: where it is kept the result is the same, and "
+    "where it is not torch's own result is undefined"
+)
+ONLY_RAISES = (
+    "it decides whether torch raises for a matrix that has no result, and what is returned "
+    "is the same"
+)
 AS_TUPLE = "all parts of a result have the one type that is inferred, as a tuple of it says"
 NORM_TYPE = "the order of a norm matters only beside max_norm, which is refused"
 LAYOUT = (
@@ -100,8 +113,8 @@ _ONE_OPERAND = tuple(
     and "tensors" not in row.slots
 )
 _ONE_AT_A_TIME = (
-    "quotients: addcdiv", "views: broadcast_tensors",
-    "views: meshgrid",
+    "quotients: addcdiv", "views: broadcast_tensors", "views: meshgrid",
+    "views: atleast_1d", "views: atleast_2d", "views: atleast_3d",
 )  # fmt: skip
 _BOOLS = ("reductions: all ...", "counting: isin")
 
@@ -179,7 +192,14 @@ EQUIVALENT: dict[str, str] = {
     "roles | views: view ..., dtype | dtype -> ": REFUSED_ANYWAY,
     "roles | gathers: embedding, norm_type | flag -> unread": NORM_TYPE,
     "roles | gathers: embedding, norm_type | flag -> size": NORM_TYPE,
-    "roles | factories: empty ..., stride | flag -> size": LAYOUT,
+    "roles | factories: empty ..., stride | flag -> ": LAYOUT,
+    "roles | windows: conv1d ..., groups | choice -> size": SAID_BY_SHAPES,
+    "roles | scatters: select_scatter ..., end | choice -> size": SAID_BY_SHAPES,
+    "roles | scatters: select_scatter ..., end | choice -> unread": SAID_BY_SHAPES,
+    "roles | views: repeat_interleave, output_size | choice -> size": SAID_BY_REPEATS,
+    "roles | views: repeat_interleave, output_size | choice -> unread": SAID_BY_REPEATS,
+    "roles | matrices: cholesky ..., check_errors | flag -> unread": ONLY_RAISES,
+    "roles | counting: isin, assume_unique | flag -> unread": PROMISED,
     "roles | random: normal, std | value -> flag": TENSORS_TOO,
     "roles | gathers: nonzero ..., as_tuple | flag -> unread": AS_TUPLE,
     "dims | infer._join_axis | Scattered keeps its letter": SCATTERED,

@@ -34,6 +34,7 @@ from tests.laws import (
     test_sound,
 )
 from tests.mutants.known_forms import check_known, forms_of, known
+from tests.placements.inference.flows import test_recurrent
 
 Law = Callable[[str], None]
 
@@ -188,6 +189,20 @@ def padding(argument: str) -> None:
     options(given(padded_calls(name=name))(law))()
 
 
+# Ops of torch -> the layers that call them.
+LAYERS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN of relu"}
+
+
+def layers(name: str) -> None:
+    """Recurrent layers on pieces, of packed sequences, and with settings of one rank."""
+    for kind in test_recurrent.KINDS:
+        test_recurrent.test_a_layer_on_pieces_is_that_of_one_device(
+            LAYERS[name], kind, True
+        )
+    for packed in (False, True):
+        test_recurrent.test_a_setting_is_that_of_all_ranks(name, packed)
+
+
 def prepare(killer: Killer) -> None:
     """Ask the tables as they are for what the law compares with."""
     law, argument = killer
@@ -217,6 +232,7 @@ LAWS: dict[str, Law] = {
     "extents": extents,
     "programs": short_programs,
     "padding": padding,
+    "layers": layers,
     "forms": check_known,
 }
 

@@ -81,7 +81,7 @@ MOVES: tuple[tuple[Any, str, str, str, str, str], ...] = (
      "reduced.view(x.shape[1:])", "reduced.view(x.shape[1:]) / ranks.size", "P -> S"),
     (moves.transport, "sum_over", "without the sum",
      'functional.all_reduce(x.contiguous(), "sum", ranks.group_name)', "x.clone()", "P -> R"),
-    (moves.transport, "exchange_rows", "sends and receives exchanged",
+    (moves.transport, "start_exchange", "sends and receives exchanged",
      "list(receives), list(sends)", "list(sends), list(receives)", "V -> V"),
     (moves.transport, "gather_pieces", "pad rows are kept",
      "p.narrow(dim, 0, s) for p, s", "p for p, s", "S -> R"),
@@ -89,7 +89,7 @@ MOVES: tuple[tuple[Any, str, str, str, str, str], ...] = (
      "mine.narrow(dim, 0, extent.local_size(ranks.rank))", "mine", "P -> S"),
     (moves.transport, "place_piece", "at the first rank's place",
      "rank == ranks.rank", "rank == 0", "S -> P"),
-    (moves.transport, "cut_along_another", "pad rows are kept",
+    (moves.transport, "put_blocks", "pad rows are kept",
      "block.narrow(new_dim, 0, mine).narrow(old_dim, 0, size)", "block", "S -> S"),
 )  # fmt: skip
 

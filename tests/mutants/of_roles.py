@@ -12,7 +12,7 @@ from placements.inference.op import parsed_slots
 from placements.inference.ops import OPS, ROWS, Row
 from placements.testing.forms.signatures import signatures
 from tests.laws.test_call_forms import NOT_DRAWN
-from tests.mutants.killers import FORMS, Killer
+from tests.mutants.killers import FORMS, LAYERS, Killer
 from tests.mutants.known_forms import forms_of
 from tests.mutants.mutant import Mutant, decided, sound
 from tests.mutants.of_ops import called
@@ -68,7 +68,8 @@ def _killers(names: Sequence[str], slots: str) -> tuple[Killer, ...]:
     steps = ((slots, 0, 10), (slots, 10, 40), ("", 0, 40), (slots, 40, FORMS))
     forms = [forms_of(n, about, *few) for about, *few in steps for n in drawn]
     others = [n for n in names if n in NOT_DRAWN]
-    return (*dict.fromkeys(forms), *sound(*others), *decided(*others))
+    layers = [("layers", n) for n in names if n in LAYERS]
+    return (*dict.fromkeys(forms), *layers, *sound(*others), *decided(*others))
 
 
 def of_roles() -> Iterator[Mutant]:

@@ -33,8 +33,8 @@ from placements import (
 from placements.collectives.rows import row_numbers
 from placements.testing import RankFailure, device_mesh, run_ranks
 from spmd_moe import combine, combine_full_length
-from spmd_moe.dispatch import own_rows
 from spmd_moe.layouts import layout
+from spmd_moe.paths.own import own_rows
 
 C1 = layout("C1")
 TABLE_1_4 = [

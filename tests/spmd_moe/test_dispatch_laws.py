@@ -21,7 +21,7 @@ from placements.testing.strategies import numbers, seeded, seeds
 from placements.types.axis import AxisType
 from placements.types.mesh import as_mesh
 from spmd_moe import AllToAllDispatcher, LocalDispatcher, Parallel, combine
-from spmd_moe.grouped_mm import grouped_mm
+from spmd_moe.compute.grouped_mm import grouped_mm
 from spmd_moe.layouts import Layout, configuration, layout
 from spmd_moe.permute import count_experts, inverse, sort_slots
 from spmd_moe.route import Routing

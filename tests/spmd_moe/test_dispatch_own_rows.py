@@ -21,7 +21,7 @@ from placements import (
     typecheck,
 )
 from placements.collectives.rows import row_numbers
-from spmd_moe.dispatch import own_rows, pieces_like
+from spmd_moe.paths.own import own_rows, pieces_like
 
 MESH = Mesh({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 0, "tp": 1})
 PLACED = {"dp": S(0), "cp": S(1, Padded(5)), "tp": S(1, Padded(3))}  # 1 of 3 of 5

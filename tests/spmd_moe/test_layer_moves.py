@@ -29,7 +29,7 @@ def moves_of(source: str) -> dict[str, int]:
         if name == "_move":
             stages = [ast.unparse(stage).removeprefix("at.") for stage in call.args[1:3]]
             found[" -> ".join(stages)] = call.lineno
-        elif name in ("self.dispatcher.dispatch", "self.dispatcher.collect"):
+        elif name in ("self.dispatcher.dispatch", "self.dispatcher.collect_start"):
             found[name.rpartition(".")[2]] = call.lineno
     return found
 
@@ -52,7 +52,7 @@ def by_table(move: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in CONFIGURATIONS:
         at = layout(name)
-        if move in ("dispatch", "collect"):
+        if move in ("dispatch", "collect_start"):
             if "ep" in at.rows:
                 found[name] = "all-to-all over ep"
             continue

@@ -16,7 +16,7 @@ from placements import assert_type, reduce_gradients, set_current_mesh, split, t
 from placements.testing import run_ranks
 from placements.types.axis import print_types
 from spmd_moe import LocalDispatcher, MoE, Parallel, combine, update_expert_bias
-from spmd_moe.grouped_mm import grouped_mm
+from spmd_moe.compute.grouped_mm import grouped_mm
 from spmd_moe.layouts import layout
 from spmd_moe.permute import count_experts
 from spmd_moe.precision import autocast_dtype, without_autocast

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from placements import (
     Mesh,
+    P,
+    Shard,
     assert_type,
     join,
     ledger,
@@ -138,19 +140,20 @@ def meshes(parallel: Parallel) -> Iterator[tuple[Any, Any]]:
         yield dense, sparse
 
 
-def on_this_rank(case: Case) -> Step:
-    """The step as a training loop writes it."""
+def on_this_rank(case: Case, checking: Any = None) -> Step:
+    """The step as a training loop writes it; `checking` is a block in place of ours."""
     with meshes(case.parallel) as (dense, sparse), ledger() as record:
         moe = build(case, sparse)
         types = moe.input_types(case.seq_len)
         mesh, rank = (dense or Mesh({})), (dist.get_rank() if dense else 0)
         x, loss_weights = (split(t, moe.layout.input, mesh)[rank] for t in case.tensors())
         x.requires_grad_()
-        with typecheck() if case.checked else nullcontext():
+        summed = {a: P if isinstance(t, Shard) else t for a, t in moe.layout.output.items()}
+        with checking or (typecheck() if case.checked else nullcontext()):
             assert_type(x, types)
             assert_type(loss_weights, types)
             y = moe(x, seq_len=case.seq_len)
-            (y * loss_weights).sum().backward()
+            assert_type((y * loss_weights).sum(), summed).backward()
         sent = Counter((entry.axis, entry.kind, entry.backward) for entry in record.entries)
         gradients_before = {name: p.grad is not None for name, p in moe.named_parameters()}
         reduce_gradients(moe, meshes=(dense, sparse) if dense else None)

@@ -89,6 +89,8 @@ FEATURES: tuple[Feature, ...] = (
     _row("`copy.deepcopy` of the model", Options(copied="deepcopy")),
     _row("`pickle` of the model", Options(copied="pickle")),
     _row("`torch.func.functional_call`", Options(functional=True)),
+    _row("`torch.func.grad`", Options(transformed=True, checking="never")),
+    _row("`torch.func.grad`, checked", Options(transformed=True)),
     _row("made on the meta device", Options(meta=True)),
     *(
         _row(

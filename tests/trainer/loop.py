@@ -81,6 +81,7 @@ class Options:
     auxiliary: bool = False
     copied: str = ""  # "deepcopy", "pickle"
     functional: bool = False
+    transformed: bool = False  # gradients by torch.func.grad_and_value
     meta: bool = False
     compiled: bool = False  # every MoE layer, as one graph
     resumed: str = ""  # after the first step, by "dcp" or "dcp async"
@@ -142,9 +143,7 @@ def _train(setting: Setting, options: Options, meshes: Any) -> Trained:
             for ids_BL, targets_BL in batch:
                 assert_type(ids_BL, model.ids)
                 assert_type(targets_BL, model.ids)
-                loss = _loss(model, options, ids_BL, targets_BL)
-                loss.backward()
-                total = total + loss.detach()
+                total = total + _backward(model, options, ids_BL, targets_BL)
             reduce_gradients(model, meshes=meshes)
             update_expert_bias(model)
             if options.step_inside:
@@ -273,6 +272,28 @@ def _microbatches(
     for part in parts:
         ids_BL, targets_BL = (split(ids_BL, bare, meshes[0])[rank] for ids_BL in part)
         yield ids_BL, targets_BL
+
+
+def _backward(
+    model: LanguageModel, options: Options, ids_BL: Tensor, targets_BL: Tensor
+) -> Tensor:
+    """Add the gradients of a microbatch; return its loss."""
+    if not options.transformed:
+        loss = _loss(model, options, ids_BL, targets_BL)
+        loss.backward()
+        return loss.detach()
+    own = dict(model.named_parameters())
+
+    def loss_of(state: dict[str, Tensor]) -> Tensor:
+        scores_BLU = torch.func.functional_call(model, state, (ids_BL,))
+        return model.loss(scores_BLU, targets_BL)
+
+    gradients, loss = torch.func.grad_and_value(loss_of)(own)
+    for name, gradient in gradients.items():
+        old = own[name].grad
+        new = gradient.detach()
+        own[name].grad = new if old is None else old + new
+    return loss.detach()
 
 
 def _loss(

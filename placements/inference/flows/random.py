@@ -139,7 +139,15 @@ def normal(
             expected="a Python number",
         )
     _refuse_sums(mean)
-    return masked(mean, shared)
+    found = masked(mean, shared)
+    for n in () if size is None else sizes_of(size):
+        for axis in (*(axis for axis, _ in n.cuts), *n.varying):
+            if found.by_axis.get(axis) != V:
+                raise Refusal(
+                    "ranks that draw the same numbers would draw another number of them",
+                    axis, mean, "sizes that are equal on all ranks",
+                )  # fmt: skip
+    return found
 
 
 def like(op: Op, input: Operand, *, shared: frozenset[str], **settings: Any) -> TensorType:

@@ -31,9 +31,25 @@ def reshape(
     if dtype is not None:
         raise Refusal("view(dtype) re-reads the bytes; use .to(dtype)", operand=input)
     sizes = sizes_of(shape if size is None else size)
+    if _keeps_cuts(input, sizes):
+        return view_of_cuts(op, input, lambda _, dim, extent: (dim, extent), lambda _: None)
     _check_sizes(input, sizes)
     whole = tuple(range(input.ndim)), tuple(range(len(sizes)))
     return _viewed(op, input, sizes, [whole])
+
+
+def _keeps_cuts(input: Operand, sizes: Sequence[Size]) -> bool:
+    """Whether all dims up to the last that is cut stay, and say so: no arithmetic then."""
+    kept = max(input.type.cut_dims, default=-1) + 1
+    if input.type.pads or kept > len(sizes):
+        return False
+    for dim, size in enumerate(sizes):
+        cuts = input.type.cuts(dim) if dim < kept else ()
+        if size.varying or size.cuts != cuts:
+            return False
+        if dim < kept and (size.rows != input.shape[dim] or size.rows == 0):
+            return False
+    return all(extent.equal_sizes for size in sizes for _, extent in size.cuts)
 
 
 def flatten(op: Op, input: Operand, start_dim: int = 0, end_dim: int = -1) -> TensorType:

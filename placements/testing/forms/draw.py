@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from placements.testing.forms.form import Form, run_line
-from placements.testing.forms.shapes import ASKED_TEXTS, TEXTS
+from placements.testing.forms.shapes import ASKED_TEXTS, NEEDS, ODD_TOO, TEXTS
 from placements.testing.forms.signatures import FormSlot, signatures
 from placements.testing.forms.sizes import DrawsSizes
 
+# torch writes them without counting it in their versions.
+STATISTICS = ("running_mean", "running_var")
 _DTYPES = ("torch.float64", "torch.float32", "torch.int64", "torch.bool")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     "dim": ("dim", "dim", "axis"), "keepdim": ("keepdim", "keepdim", "keepdims"),
@@ -31,7 +33,7 @@ class _Drawing(DrawsSizes):
 
     def flag(self, slot: FormSlot) -> str:
         if self.is_odd and self.rng.random() < (0.5 if self.is_asked else 0.2):
-            return self.rank()
+            return self.own_rank()
         return self.rng.choice(("True", "False", "True", "False", "1"))
 
     def text(self, slot: FormSlot) -> str:
@@ -81,6 +83,8 @@ class _Drawing(DrawsSizes):
             named = "ints"  # of a window, and no size of a tensor
         draw: Callable[[FormSlot], str] = getattr(self, named)
         self.is_odd = slot.name == self.about
+        if self.is_asked and ODD_TOO.get(f"{self.op} {self.about}") == slot.name:
+            self.is_odd = True
         # Where a tensor may broadcast, a number may stand, and a tensor for a number.
         if slot.kind in ("tensor", "number", "int", "flag") and not slot.required:
             if self.rng.random() < 0.04:
@@ -89,6 +93,13 @@ class _Drawing(DrawsSizes):
                 return "None"
         return draw(slot)
 
+    def corrupts(self, slot: FormSlot) -> bool:
+        """Return whether memory would be: by max_pool3d with dilation and padding."""
+        if not self.op.startswith("max_pool3d"):
+            return False
+        dilates = self.is_asked and self.about == "dilation"
+        return slot.name == ("padding" if dilates else "dilation")
+
     def draw(self) -> Form:
         signature, rng = self.signature, self.rng
 
@@ -96,11 +107,15 @@ class _Drawing(DrawsSizes):
             # What else is odd may be a reason to refuse, and hides what is asked for.
             return _often(slot) * (0.3 if self.is_asked else 1)
 
+        wanted = (
+            (self.about, *NEEDS.get(self.about, ())) if self.is_asked else (self.about,)
+        )
         slots = [
             slot
             for slot in signature.slots
             if slot.kind != "never"
-            and (slot.required or slot.name == self.about or rng.random() < often(slot))
+            and not self.corrupts(slot)
+            and (slot.required or slot.name in wanted or rng.random() < often(slot))
         ]
         if any(s.kind in ("tensor", "tensors") for s in slots):
             # Operands first, so that dims and sizes can be drawn from them.
@@ -114,8 +129,11 @@ class _Drawing(DrawsSizes):
         if signature.writes == "out":
             self.form.line = self.spelled([s for s in slots if s.name != "out"], texts)
             texts["out"] = self.out()
+        if self.is_asked and rng.random() < 0.5:  # else what is drawn claims nothing
+            self.form.shared = tuple(x for x in self.form.sizes if rng.random() < 0.6)
         if signature.writes and texts.get(signature.writes, "").isidentifier():
             self.form.target = texts[signature.writes]
+        self.form.kept = {texts[name] for name in STATISTICS if name in texts}
         self.form.line = self.spelled(slots, texts)
         return self.form
 
@@ -180,6 +198,4 @@ def draw_form(rng: random.Random, op: str, about: Collection[str] = ()) -> Form:
     drawn = [s.name for s in way.slots if s.name in about]
     if not about and way.slots and rng.random() < 0.33:
         drawn = [rng.choice(way.slots).name]
-    drawing = _Drawing(rng, way, drawn[0] if drawn else "")
-    drawing.is_asked = bool(about)
-    return drawing.draw()
+    return _Drawing(rng, way, drawn[0] if drawn else "", bool(about)).draw()

@@ -32,7 +32,9 @@ class Form:
     traits: set[str] = field(default_factory=lambda: set[str]())
     rank_axes: set[str] = field(default_factory=lambda: set[str]())
     settings: list[str] = field(default_factory=lambda: list[str]())  # sizes as numbers
+    kept: set[str] = field(default_factory=lambda: set[str]())  # statistics it may write
     never: str = ""  # why no program with this line can be right, if so
+    shared: tuple[str, ...] = ()  # axes on which all ranks are said to draw alike
 
     @property
     def is_plain(self) -> bool:

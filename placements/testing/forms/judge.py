@@ -34,6 +34,7 @@ from placements.testing.forms.rounding import magnitudes, same, show
 from placements.testing.forms.runs import (
     Run,
     Runner,
+    counted_apart,
     is_undetermined,
     run_on_one_device,
     run_on_ranks,
@@ -150,6 +151,10 @@ def _judge_types(meant: Mapping[Place, Run], ranks: Mapping[Place, Run]) -> bool
                 if list(mine.items()) != list(theirs.items()):
                     raise _Disagree(f"ranks infer {mine} and {theirs}")
         said.append([list(mine.items()) for mine in first.types if mine is not None])
+    for axis in counted_apart(meant):
+        for run in ranks.values():
+            if any(types is not None and types[axis] is not V for types in run.types):
+                raise False_(f"ranks of {axis!r} have other numbers of results")
     return all(types == said[0] for types in said)
 
 

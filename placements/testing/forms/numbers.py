@@ -3,6 +3,7 @@
 import torch
 
 from placements.testing.forms.operands import place_value
+from placements.testing.forms.shapes import ASKED_NUMBERS, TWO_DIMS
 from placements.testing.forms.signatures import FormSlot
 from placements.testing.forms.tensors import DrawsTensors
 
@@ -35,6 +36,12 @@ class DrawsNumbers(DrawsTensors):
         )  # fmt: skip
 
     def rank(self) -> str:
+        """Return the number of this rank; one more, where few slots take 0."""
+        text = self.own_rank()
+        more = self.is_asked and self.rng.random() < 0.6
+        return f"({text} + 1)" if more else text
+
+    def own_rank(self) -> str:
         axis = self.rng.choice(list(self.form.sizes))
         self.form.rank_axes.add(axis)
         self.form.traits.add("rank")
@@ -81,9 +88,10 @@ class DrawsNumbers(DrawsTensors):
         if way == "tensor":
             self.form.traits.add("tensor as integer")
             made = self.operand("", torch.int64)
+            usual, least = (0.4, 1) if self.is_asked else (0.7, 0)
             for key in made.values:
                 made.values[key] = torch.tensor(
-                    literal if rng.random() < 0.7 else rng.randint(0, 2)
+                    literal if rng.random() < usual else least + rng.randint(0, 2)
                 )
             made.locals = place_value(made.values, made.types, self.form.sizes, rng)
             return made.name
@@ -98,7 +106,11 @@ class DrawsNumbers(DrawsTensors):
         rng = self.rng
         if slot.name in ("split_size_or_sections", "split_size") and rng.random() < 0.5:
             return self.split_sizes()
-        pool = {
+        is_step = self.is_asked and slot.name == "step" and self.op == "slice_scatter"
+        if is_step and self.is_odd and rng.random() < 0.6:
+            return f"{self.rank()} + 1"
+        asked = f"{self.op} {slot.name}" if self.is_asked else ""
+        pool = ASKED_NUMBERS.get(asked) or {
             "diagonal": (0, 1, -1, 2), "reduction": (0, 1, 2), "num_classes": (-1, 3, 5, 8),
             "decimals": (0, 1), "minlength": (0, 3, 9), "padding_idx": (0, 1, -1),
             "correction": (0, 1), "ignore_index": (-100, 0, 1),
@@ -115,7 +127,8 @@ class DrawsNumbers(DrawsTensors):
         if self.rng.random() < (0.4 if self.is_odd else 0.8):
             self.literal_dim = literal % n
             return str(literal)
-        way = self.rng.choice(("np", "np", "tensor", "rank", "bool"))
+        often = "rank" if self.is_asked else "np"
+        way = self.rng.choice(("np", often, "tensor", "rank", "bool"))
         if way == "np":
             return f"np.int64({literal})"
         if way == "tensor":
@@ -127,6 +140,8 @@ class DrawsNumbers(DrawsTensors):
 
     def dims(self, slot: FormSlot) -> str:
         n = max(self.first.ndim if self.first else len(self.letters), 1)
+        if self.is_asked and self.op == "tensordot" and slot.name == "dims":
+            return self.integer(self.rng.choice((0, 1, 2)))  # how many dims
         one = self.rng.random()
         if one < 0.4:
             return self.dim(slot)
@@ -135,13 +150,15 @@ class DrawsNumbers(DrawsTensors):
             count = n if self.op == "permute" else min(n, 2)
             if self.op == "permute" and n > 1 and self.is_odd and self.rng.random() < 0.5:
                 return self.other_order(n)
+        if self.is_asked and self.op in TWO_DIMS and n > 1 and self.rng.random() < 0.5:
+            return self.other_order(2)
         chosen = [d - self.rng.choice((0, 0, n)) for d in self.rng.sample(range(n), count)]
         return self.sequence([str(d) for d in chosen])
 
     def other_order(self, n: int) -> str:
         """Write the dims in an order that rank 1 of an axis of two changes."""
         self.form.never = "each rank means another dim"
-        rank = self.rank()
+        rank = self.own_rank()
         return self.sequence([rank, f"1 - {rank}", *map(str, range(2, n))])
 
     def repeats(self, slot: FormSlot) -> str:
@@ -173,8 +190,11 @@ class DrawsNumbers(DrawsTensors):
             return self.sequence(
                 [self.integer(k) for k in rng.choice(((1,), (1, 2), (0, 2)))]
             )
+        counts = (1, 2)
+        if self.is_asked:  # of a window: one number for all dims, or for each
+            counts = (1, next((int(x) for x in self.op if x in "123"), 2))
         return self.sequence(
-            [self.integer(rng.randint(0, 3)) for _ in range(rng.randint(1, 2))]
+            [self.integer(rng.randint(0, 3)) for _ in range(rng.choice(counts))]
         )
 
     def split_sizes(self) -> str:

@@ -17,6 +17,7 @@ from placements._torch import unseen
 from placements.annotations.declarations import assert_type, type_of
 from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
+from placements.runtime.state import shared_generator
 from placements.testing.forms.form import WORDS, Form
 from placements.testing.forms.operands import Place, places
 from placements.types.axis import AxisType, Shard
@@ -84,7 +85,9 @@ def _prepared(
 def _outputs(form: Form, names: Mapping[str, Any]) -> list[Tensor]:
     """What the line returns, and what it wrote, such as statistics of a norm."""
     outputs = _tensors(names["result"])
-    written = [names[name] for name in form.operands if names[name]._version]
+    written = [
+        names[name] for name in form.operands if names[name]._version or name in form.kept
+    ]
     for x in [names.get(form.target), *written]:
         if isinstance(x, Tensor) and all(x is not other for other in outputs):
             outputs.append(x)
@@ -134,15 +137,34 @@ def is_undetermined(form: Form) -> bool:
     return any(bool((r < n).any()) for r, n in zip(ranks, full, strict=True))
 
 
+def counted_apart(meant: Mapping[Place, Run]) -> set[str]:
+    """Return the axes along which one device has other numbers of results."""
+    found: set[str] = set()
+    for where, run in meant.items():
+        for there, other in meant.items():
+            differing = [
+                a
+                for (a, at), (_, other_at) in zip(where, there, strict=True)
+                if at != other_at
+            ]
+            if len(differing) == 1 and len(run.outputs) != len(other.outputs):
+                found.add(differing[0])
+    return found
+
+
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
     """Run the line, checked, on every rank; None if an operand cannot be declared."""
     made: dict[Place, Run] = {}
+    before = torch.get_rng_state()
     with typecheck():
         for rank in places(form.sizes, list(form.sizes)):
             held = {name: x.locals[rank] for name, x in form.operands.items()}
             with unseen():
                 leaves, given = _prepared(form, held)
-            with set_current_mesh(_mesh(tuple(form.sizes.items()), rank)):
+            if form.shared:
+                torch.set_rng_state(before)
+            mesh = _mesh(tuple(form.sizes.items()), rank)
+            with set_current_mesh(mesh), shared_generator(*form.shared):
                 try:
                     for name, x in form.operands.items():
                         assert_type(given[name], x.types, index=x.index)

@@ -151,6 +151,32 @@ ASKED_TEXTS: dict[str, tuple[str, ...]] = {
     "grid_sample mode": ("bilinear", "nearest", "bicubic"),
 }
 
+# Shapes for forms that are about a slot, where the usual ones leave it one value. A small
+# letter is twice as long as the great one, and cut with it.
+ASKED_SHAPES: dict[str, tuple[str, ...]] = {
+    "conv1d groups": ("input=AbC weight=DBE bias=D",),
+    "conv2d groups": ("input=AbCC weight=DBEE bias=D",),
+    "conv3d groups": ("input=AbCCC weight=DBEEE bias=D",),
+    "slice_scatter start": ("self=4B src=2B",),
+    "slice_scatter step": ("self=4B src=2B",),
+    "max_pool3d dilation": ("input=AB888 self=AB888",),
+    "diag_embed dim2": ("self=ABC input=ABC",), "diag_embed dim1": ("self=ABC input=ABC",),
+    "tensordot dims": ("self=AA other=AA a=AA b=AA",),  # of 0, 1 and 2 dims
+}  # fmt: skip
+# Whole numbers that such a slot takes.
+ASKED_NUMBERS: dict[str, tuple[int, ...]] = {
+    **{f"conv{n}d groups": (2,) for n in (1, 2, 3)}, "slice_scatter step": (2,),
+}  # fmt: skip
+# Slots that matter only where others are given, too.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "count_include_pad": ("padding",), "recompute_scale_factor": ("scale_factor",),
+    "start": ("step",), "momentum": ("training",),
+}  # fmt: skip
+# Slots that must be odd, too, for another to matter.
+ODD_TOO = {"normal size": "mean"}
+# Ops that take two dims, in an order that matters.
+TWO_DIMS = {"rot90", "linalg_matrix_norm"}
+
 # What an argument of a function in Python is, by its name.
 BY_NAME: dict[str, str] = {
     "tensor": "Tensor", "input": "Tensor", "self": "Tensor", "other": "Tensor",
@@ -182,5 +208,6 @@ BY_NAME: dict[str, str] = {
     "var": "Tensor", "x1": "Tensor", "x2": "Tensor", "n_fft": "int", "window": "Tensor",
     "return_complex": "bool", "hop_length": "int", "norm_type": "float", "lower": "float",
     "upper": "float", "logits": "Tensor", "tau": "float", "hard": "bool",
-    "size": "int", "return_inverse": "bool", "return_counts": "bool",
+    "recompute_scale_factor": "bool", "size": "int", "return_inverse": "bool",
+    "return_counts": "bool",
 }  # fmt: skip

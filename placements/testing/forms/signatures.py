@@ -69,7 +69,7 @@ _NEVER_GIVEN = {
     "path", "cudnn_enable", "implicit", "process_group", "async", "input_scale",
 }  # fmt: skip
 _DIMS = {
-    "dim", "dims", "axis", "dim0", "dim1", "axis0", "axis1", "start_dim", "end_dim",
+    "dim", "dims", "axis", "dim0", "dim1", "dim2", "axis0", "axis1", "start_dim", "end_dim",
     "source", "destination",
 }  # fmt: skip
 _SIZES = {"size", "shape", "sizes", "normalized_shape", "stride"}
@@ -88,8 +88,8 @@ _MASKS = {"mask", "condition"}
 def _kind(name: str, torch_type: str, op: str) -> str:
     if name in ("dtype", "out_dtype"):
         return "dtype"
-    if name in _NEVER_GIVEN or (name == "dilation" and op.startswith("max_pool3d")):
-        return "never"  # torch's max_pool3d with dilation corrupts memory
+    if name in _NEVER_GIVEN:
+        return "never"
     kind = _KINDS.get(torch_type, "never")
     if kind == "tensor" and (name in _INDICES or (name, op) == ("target", "nll_loss")):
         return "index"
@@ -205,6 +205,8 @@ def _python_slots(signature: inspect.Signature, op: str) -> tuple[FormSlot, ...]
         if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             continue
         torch_type = BY_NAME.get(p.name, "")
+        if op == "tensordot" and p.name in ("a", "b"):
+            torch_type = "Tensor"
         kind = _kind(p.name, torch_type, op)
         if op in ("cross_entropy", "nll_loss") and p.name == "target":
             kind = "index"

@@ -48,7 +48,7 @@ class DrawsSizes(DrawsNumbers):
             for x in reversed(letters[1:]):
                 strides.insert(0, strides[0] * self.letter_sizes[x])
             return self.sequence([str(s) for s in strides[: len(letters)]])
-        if not self.form.operands and rng.random() < 0.7:
+        if (self.is_asked or not self.form.operands) and rng.random() < 0.7:
             self.sized()  # a factory that takes its sizes from an operand
         return self.sequence([self.one_size(x) for x in letters or ["A"]])
 

@@ -16,9 +16,9 @@ from placements.testing.forms.operands import (
     size_of_letter,
     varying,
 )
-from placements.testing.forms.shapes import EQUATIONS, INTEGER, SHAPES, UNIT
+from placements.testing.forms.shapes import ASKED_SHAPES, EQUATIONS, INTEGER, SHAPES, UNIT
 from placements.testing.forms.signatures import FormSignature, FormSlot
-from placements.types.axis import AxisType, R
+from placements.types.axis import AxisType, P, R, V
 from placements.types.index import Index
 
 MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
@@ -33,14 +33,18 @@ class DrawsTensors:
     All its operands share the sizes of their letters, and mostly their cuts.
     """
 
-    def __init__(self, rng: random.Random, signature: FormSignature, about: str) -> None:
+    def __init__(
+        self, rng: random.Random, signature: FormSignature, about: str, is_asked: bool
+    ) -> None:
         self.rng, self.signature, self.about = rng, signature, about
         self.is_odd = False  # whether what is drawn now is what the form is about
-        self.is_asked = False  # whether somebody asked what the form is about
+        self.is_asked = is_asked  # whether somebody asked what the form is about
         self.op = signature.op
         sizes = rng.choices(MESHES, weights=(5, 3, 3))[0]
         self.form = Form(self.op, signature.overload, dict(sizes))
         recipes = SHAPES.get(self.op)
+        if is_asked:
+            recipes = ASKED_SHAPES.get(f"{self.op} {about}", recipes)
         self.shapes: dict[str, str] = {}
         if recipes:
             pairs = [pair.split("=") for pair in rng.choice(recipes).split()]
@@ -51,6 +55,9 @@ class DrawsTensors:
         self.letters = letters
         self.letter_sizes = {x: size_of_letter(rng, sizes) for x in letters or "A"}
         self.letter_sizes |= {x: int(x) for x in DIGITS}  # sizes that an op must have
+        self.has_double = "b" in letters
+        if self.has_double:
+            self.letter_sizes["b"] = 2 * self.letter_sizes["B"]
         self.types = Types(rng, sizes, letters)
         self.dtype = rng.choices(
             (torch.float64, torch.int64, torch.float32, torch.bool), weights=(80, 10, 5, 5)
@@ -80,7 +87,11 @@ class DrawsTensors:
             len(self.form.operands) // 8
         )
         shape = [self.letter_sizes[x] for x in letters]
-        types = self.types.draw(letters, shape, self.is_odd)
+        cut = letters.upper() if self.has_double else letters
+        types = self.types.draw(cut, shape, self.is_odd)
+        if self.is_asked and self.is_odd and not letters:  # mostly each rank's own number
+            apart: list[AxisType] = [R, V, V, P]
+            types = {axis: rng.choice(apart) for axis in sizes}
         if self.op in ("grouped_mm", "_grouped_mm"):
             # Torch reads beyond the rows of a piece where offsets count all rows.
             rows = letters.find("A" if "A" in letters else "C")

@@ -7,9 +7,11 @@ says so by itself. Dims have four or six rows, so that every piece has several: 
 row, or none, almost anything is linear.
 """
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor
@@ -53,15 +55,30 @@ def combinations(call: OpCall, most: int) -> list[tuple[AxisType, ...]]:
         if "S" in given.letters:
             own += [Shard(d, Even(n, 2)) for d, n in enumerate(given.shape) if n % 2 == 0]
         options.append(own)
-    every = list(product(*options))
-    if len(every) <= most:
-        return every
+    many = math.prod(map(len, options))  # five types of twenty operands: a list is too long
+    if many <= most:
+        return list(product(*options))
     # All of one letter first: a linear op takes a Partial only where every term is one.
-    alike = [each for each in every if len({t.letter for t in each}) == 1]
-    every = [each for each in every if each not in alike]
+    alike = [
+        each
+        for letter in "RIPS"
+        for each in islice(
+            product(*([t for t in o if t.letter == letter] for o in options)), most
+        )
+    ]
     shapes = [given.shape for given in call.operands]
-    order = torch.randperm(len(every), generator=seeded(call.text, shapes))
-    return [*alike, *(every[int(k)] for k in order[:most])][:most]
+    drawn = random.Random(seeded(call.text, shapes).initial_seed())
+    others = (_numbered(options, k) for k in drawn.sample(range(many), min(many, 2 * most)))
+    return list(dict.fromkeys([*alike, *others]))[:most]
+
+
+def _numbered(options: Sequence[Sequence[AxisType]], number: int) -> tuple[AxisType, ...]:
+    """Return one of all combinations by its number."""
+    found: list[AxisType] = []
+    for own in options:
+        number, k = divmod(number, len(own))
+        found.append(own[k])
+    return tuple(found)
 
 
 def check_decided(call: OpCall, *, most: int = 24) -> None:

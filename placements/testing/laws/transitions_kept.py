@@ -15,7 +15,7 @@ from torch import Tensor
 
 import placements
 from placements.checker.mode import typecheck
-from placements.collectives import all_to_all
+from placements.collectives import all_to_all, all_to_all_start
 from placements.inference.transitions import TRANSITIONS, Transition
 from placements.runtime.mesh import set_current_mesh
 from placements.testing.ranks.run import device_mesh, run_ranks
@@ -39,6 +39,7 @@ class TransitionCase:
     seed: int
     contiguous: bool = True
     sends: tuple[tuple[int, ...], ...] = ()  # of an exchange, by rank
+    apart: bool = False  # started, and waited for later
 
 
 @st.composite
@@ -61,9 +62,9 @@ def transition_cases(draw: st.DrawFn, *, row: Transition) -> TransitionCase:
     if row.action == "exchange":
         count = st.integers(0, 2)
         sends = tuple(tuple(draw(count) for _ in range(ranks)) for _ in range(ranks))
-    return TransitionCase(
-        row, ranks, tuple(shape), src, dst, draw(seeds()), draw(st.booleans()), sends
-    )
+    drawn = draw(seeds()), draw(st.booleans())
+    apart = row.call == "all_to_all" and draw(st.booleans())
+    return TransitionCase(row, ranks, tuple(shape), src, dst, *drawn, sends, apart)
 
 
 def _with_extent(
@@ -131,12 +132,14 @@ def _one_rank(case: TransitionCase, held: list[Tensor]) -> tuple[Tensor, Tensor]
 
 
 def _called(case: TransitionCase, x: Tensor, rank: int) -> Tensor:
-    if case.row.action == "exchange":
-        receives = [case.sends[q][rank] for q in range(case.ranks)]
-        return all_to_all(
-            x, AXIS, case.src, case.dst,
-            input_split_sizes=case.sends[rank], output_split_sizes=receives,
-        )  # fmt: skip
+    if case.row.call == "all_to_all":
+        sizes: dict[str, Any] = {}
+        if case.row.action == "exchange":
+            receives = [case.sends[q][rank] for q in range(case.ranks)]
+            sizes = {"input_split_sizes": case.sends[rank], "output_split_sizes": receives}
+        if case.apart:
+            return all_to_all_start(x, AXIS, case.src, case.dst, **sizes).wait()
+        return all_to_all(x, AXIS, case.src, case.dst, **sizes)
     call: Any = getattr(placements, case.row.call)
     return call(x, AXIS, src=case.src, dst=case.dst)
 

@@ -106,7 +106,7 @@ def check_types(own: OwnModule) -> Checked:
         _backward(results)
     outs = [dict(t) if t is not None else {} for t in types]
     smooth = [k for k, y in enumerate(results) if y.requires_grad]
-    return Checked(recorder.crossings, recorder.collectives, outs, smooth)
+    return Checked(recorder.traced(), recorder.collectives, outs, smooth)
 
 
 def run_plainly(own: OwnModule) -> None:

@@ -1,6 +1,8 @@
 """Python numbers that belong to an axis: what they are, what ops make of them."""
 
 import copy
+import json
+import logging
 import math
 import pickle
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from placements import (
     I,
@@ -271,6 +273,9 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "arithmetic of such an array": (lambda x: (np.asarray(x.shape) * 2)[0], "P"),
     "math.floor": (lambda x: math.floor(x.shape[0] / 2), "V"),
     "math.prod": (lambda x: math.prod(x.shape), "P"),
+    "math.sqrt": (lambda x: math.sqrt(x.shape[0]), "V"),
+    "math.log of a float": (lambda x: math.log(x.shape[0] / 2), "V"),
+    "one over a root": (lambda x: 1.0 / math.sqrt(x.shape[0]), "V"),
     "a float of its own": (lambda x: 1.0 / (x.shape[0] * 1.0), "V"),
     "one over": (lambda x: 1 / x.shape[0], "V"),
 }
@@ -321,8 +326,6 @@ MADE_PLAIN: dict[str, tuple[Callable[[int], Any], str]] = {
     "int() of a float": (lambda n: int(n * 0.5), "int(n * 0.5)"),
     "float()": (lambda n: float(n), "float(n)"),
     "complex()": (lambda n: complex(n), "complex(n)"),
-    "math.sqrt": (lambda n: math.sqrt(n), "math.sqrt(n)"),
-    "math.exp": (lambda n: math.exp(n), "math.exp(n)"),
     "np.int64": (lambda n: np.int64(n), "np.int64(n)"),
     "np.float32": (lambda n: np.float32(n), "np.float32(n)"),
     "np.asarray": (lambda n: np.asarray(n), "np.asarray(n)"),
@@ -346,10 +349,83 @@ def test_a_number_of_an_axis_is_not_made_plain(name: str) -> None:
     line(x.shape[0])
 
 
-def test_a_text_may_be_made_of_a_number_of_an_axis() -> None:
+TEXT, BYTES = "%.1f", b"%d"
+TEXTS: dict[str, Callable[[Any], Any]] = {
+    "f-string": lambda n: f"{n:.1f} {n} {n:>3}",
+    "%": lambda n: "%.1f" % n,  # noqa: UP031
+    "% of a variable": lambda n: TEXT % n,
+    "% of a float": lambda n: "%d rows" % (n / 2),  # noqa: UP031
+    "% of a tuple": lambda n: (TEXT + " %s") % (n, n),
+    "% of bytes": lambda n: BYTES % (n / 2),
+    "format": lambda n: "{:.1f} {}".format(n, n),  # noqa: UP032
+    "format_map": lambda n: "{n:.1f}".format_map({"n": n}),
+    "format of a number": lambda n: format(n, ".1f"),
+    "str": lambda n: str(n) + repr(n),
+    "json": lambda n: json.dumps({"rows": n, "mean": n / 3}),
+    "log": lambda n: logging.LogRecord("", 0, "", 0, "%d %.1f", (n / 2, n), None).getMessage(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_may_be_made_of_a_number_of_an_axis(name: str) -> None:
+    forget_questions()
     with set_current_mesh({"dp": 2}), typecheck():
         n = assert_type(torch.ones(4, 3), {"dp": S(0)}).shape[0]
-        assert f"{n:.1f} {n}" == "4.0 4" and "%.1f" % n == "4.0" and str(n) == "4"  # noqa: UP031
+        assert facts_of(n).letter("dp") == "P"
+        assert TEXTS[name](n) == TEXTS[name](4)
+    assert not questions()
+
+
+# What a function of `math` takes: as many numbers, or a sequence of them.
+GIVEN: tuple[Callable[[Any], tuple[Any, ...]], ...] = (
+    lambda n: (n,), lambda n: (n, 1), lambda n: (2.0, n), lambda n: ([n, 2.0],),
+    lambda n: ((n,), (1.0,)), lambda n: (iter([n, 2.0]),),
+)  # fmt: skip
+
+
+def test_functions_of_math_keep_the_axes_of_a_number_or_tell_of_it() -> None:
+    """All that Python has, and every way to call them: none gives a plain number."""
+    kept: set[str] = set()
+    for name in [name for name, f in vars(math).items() if callable(f) and name[0] != "_"]:
+        for ways in GIVEN:
+            try:
+                expected = getattr(math, name)(*ways(3))
+            except (TypeError, ValueError, ArithmeticError):
+                continue  # it takes no such arguments
+            for times in (1, 1.0):
+                with set_current_mesh({"dp": 2}), typecheck():
+                    forget_questions()
+                    n = assert_type(torch.ones(3), {"dp": S(0)}).shape[0] * times
+                    try:
+                        found = getattr(math, name)(*ways(n))
+                    except TypeError:
+                        assert times == 1.0  # math.gcd takes no float
+                        continue
+                    parts = found if isinstance(found, tuple) else (found,)
+                    own = [one for one in parts if facts_of(one).letter("dp") in ("P", "V")]
+                    assert len(own) == len(parts) or len(questions()) == 1, name
+                    assert found == expected, name
+                    kept.add(name)
+    assert len(kept) > 50
+
+
+def test_how_far_initial_values_spread_is_not_read_from_a_piece() -> None:
+    """torch computes it from the sizes of the tensor: of a piece, it would be another."""
+    fill: list[Any] = [
+        nn.init.kaiming_uniform_,
+        nn.init.xavier_uniform_,
+        nn.init.xavier_normal_,
+    ]
+    with set_current_mesh({"tp": 2}), typecheck():
+        for init in fill:
+            w = assert_type(torch.empty(6, 4), {"tp": S(1)})
+            with pytest.raises(PlacementError, match=r"shape\[1\]"):
+                init(w)
+        w = assert_type(torch.empty(6, 4), {"tp": S(0)})
+        assert type_of(nn.init.kaiming_uniform_(w)) == {"tp": S(0)}
+        assert type_of(nn.init.normal_(w, std=0.02)) == {"tp": S(0)}
+        with pytest.raises(PlacementError, match=r"shape\[0\]"):
+            nn.init.kaiming_uniform_(w, mode="fan_out")
 
 
 def test_torch_asks_a_number_nothing() -> None:

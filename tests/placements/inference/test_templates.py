@@ -5,10 +5,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear, softmax
 
-from placements import P, Padded, R, S, assert_type, set_current_mesh, type_of, typecheck
+from placements import (
+    P,
+    Padded,
+    PlacementError,
+    R,
+    S,
+    V,
+    assert_type,
+    set_current_mesh,
+    type_of,
+    typecheck,
+)
 from placements.checker.call import CallInference
 from placements.inference.numbers import plain
 from placements.inference.templates import Pattern
@@ -87,28 +100,96 @@ def test_uneven_pieces_keep_their_extents() -> None:
         assert type_of(x * 2) == {"dp": S(0, Padded(total)), "tp": R}
 
 
-def test_sizes_that_know_their_piece_are_never_served(inferred: list[str]) -> None:
-    for n in (2, 4, 6):
+def test_sizes_that_know_their_piece_are_served_with_the_pieces(
+    inferred: list[str],
+) -> None:
+    for n in (2, 4, 6, 8, 10):
         x = typed((n, 4), S(0))
         inferred.clear()
         y = torch.zeros(x.shape[0], 3)
-        assert inferred == ["zeros"]
-        assert type_of(y) == {"dp": S(0), "tp": R}
         known = type_of(y)
+        assert known == {"dp": S(0), "tp": R}
         assert known is not None and known.global_size(0, n) == 2 * n
+        assert type_of(torch.zeros(n, 3)) == {"dp": R, "tp": R}
+    assert inferred == []
+
+
+# Each takes a tensor whose dims 0 and 1 may be cut, and makes views of it.
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "heads": lambda x: x.view(x.shape[0], x.shape[1], -1, 2),
+    "heads in one tuple": lambda x: x.view((*x.shape[:-1], 2, 4)),
+    "rest": lambda x: x.reshape(x.shape[0], -1),
+    "plain sizes": lambda x: x.reshape(*map(plain, x.shape), 1),
+    "first dims in one": lambda x: x.reshape(-1, 8),
+    "first size twice": lambda x: x.reshape(x.shape[0], x.shape[0], -1),
+    "other order": lambda x: x.reshape(x.shape[1], x.shape[0], 8),
+    "expand": lambda x: x[:, None].expand(x.shape[0], 3, x.shape[1], 8),
+    "expand by the rest": lambda x: x[None].expand(3, -1, -1, -1),
+    "expand a row": lambda x: x[:1].expand(x.shape[0], -1, -1),
+    "repeat": lambda x: x.repeat(1, x.shape[0], 1),
+    "zeros": lambda x: torch.zeros(x.shape[1], x.shape[0], 5),
+    "zeros of the product": lambda x: torch.zeros(x.shape[0] * 2, plain(x.shape[1])),
+}
+
+
+@settings(max_examples=25)
+@given(
+    shapes=st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=6, max_size=9),
+    types=st.sampled_from([(R, R), (S(0), R), (S(0), S(1)), (S(1), S(0)), (S(0), V)]),
+)
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_any_sizes_have_the_types_of_those_sizes(
+    view: str, shapes: list[tuple[int, int]], types: tuple[AxisType, AxisType]
+) -> None:
+    def judged(shape: tuple[int, int], *, anew: bool) -> str:
+        mesh = Mesh({"dp": 2, "tp": 2})
+        with set_current_mesh(mesh):
+            if anew:
+                for kept in (mesh.inferred, mesh.templates):
+                    kept.clear()
+            x = typed((*shape, 8), *types)
+            try:
+                y = VIEWS[view](x)
+            except (PlacementError, RuntimeError) as error:
+                return type(error).__name__
+            known = type_of(y)
+            assert known is not None
+            return f"{known} {[known.cuts(d) for d in range(y.dim())]} {known.fresh}"
+
+    learned = [judged(shape, anew=False) for shape in (*shapes, *shapes)]
+    assert learned == [judged(shape, anew=True) for shape in (*shapes, *shapes)]
+
+
+def test_views_of_new_sizes_need_no_inference(inferred: list[str]) -> None:
+    def attended(rows: int, length: int) -> Any:
+        x = typed((rows, length, 8), S(0))
+        heads = x.view(*x.shape[:-1], 2, -1).transpose(1, 2)
+        rows_cut = heads[:, :, None].expand(x.shape[0], 2, 3, x.shape[1], 4)
+        joined = rows_cut.reshape(x.shape[0], 6, x.shape[1], 4).transpose(1, 2)
+        return type_of(joined.reshape(*x.shape[:-1], -1))
+
+    for rows, length in ((2, 7), (9, 5), (11, 10)):
+        attended(rows, length)
+    inferred.clear()
+    known = attended(7, 9)
+    assert known == {"dp": S(0), "tp": R}
+    assert (known.global_size(0, 7), known.global_size(1, 9)) == (14, 9)
+    assert set(inferred) <= {"ones"}
 
 
 def test_a_flow_that_asks_for_more_has_no_template() -> None:
     asked: list[str] = []
 
-    def asks(operands: Any) -> Any:
+    def asks(operands: Any, sized: Any) -> Any:
         asked.append("asked")
         return operands[0].shape[0] % 2
 
     x = typed((4, 4), S(0))
     known = type_of(x)
     assert known is not None
-    pattern = Pattern(known.mesh, ("a call", (identity_of(known), x.shape)))
+    pattern = Pattern(
+        known.mesh, ("a call", (identity_of(known), torch.Size((4, 4)), x.dtype))
+    )
     for _ in range(3):
         pattern.learn(asks, [Operand(known, (4, 4), "float32", 0)])
     assert pattern.known() is None and asked == ["asked"]

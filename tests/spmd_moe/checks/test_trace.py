@@ -1,8 +1,10 @@
 """The ledger of a trace on meta tensors is what ranks really send, forward and backward."""
 
 import io
+import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,13 +93,15 @@ class CollectivesCounted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(parallel: Parallel, work: Workload) -> tuple[Counter[Sent], Counter[Sent]]:
+def step(
+    parallel: Parallel, work: Workload, config: MoEConfig = CONFIG
+) -> tuple[Counter[Sent], Counter[Sent]]:
     """What the ledger of this rank says of a step, and what went to torch.distributed."""
     dense = device_mesh(parallel.dense_mesh())
     sparse = device_mesh(parallel.sparse_mesh())
     with set_current_mesh(dense), ledger() as record:
-        moe = MoE(CONFIG, parallel, sparse_mesh=sparse).to(work.dtype)
-        x = torch.ones(work.global_shape(CONFIG, parallel), dtype=work.dtype)
+        moe = MoE(config, parallel, sparse_mesh=sparse).to(work.dtype)
+        x = torch.ones(work.global_shape(config, parallel), dtype=work.dtype)
         x = split(x, moe.layout.input, dense)[dist.get_rank()].requires_grad_()
         watched.add(dist.get_rank())
         with CollectivesCounted() as counted:
@@ -148,6 +152,22 @@ def test_on_simulated_ranks(
     """Trace, ledger, torch.distributed and the backend all say the same, on every rank."""
     found = trace(CONFIG, parallel, EVEN)
     ranks = run_ranks(parallel.dense_mesh(), step, parallel, EVEN)
+    for rank, (said, counted) in enumerate(ranks):
+        assert traced(found, rank) == said == counted == seen_by_backend[rank]
+
+
+@pytest.mark.parametrize("parallel", [p for p in MANY if p.ep > 1][:3], ids=name_of)
+def test_fast_paths_of_round_robin_send_what_is_traced(
+    parallel: Parallel, seen_by_backend: dict[int, Counter[Sent]]
+) -> None:
+    """No counts are exchanged, and the splits are padded to be equal: 6 experts, 16 slots."""
+    config = replace(CONFIG, num_experts=3 * parallel.ep, top_k=1)
+    fast = replace(parallel, equal_tokens=True, max_padding=math.inf)
+    found = trace(config, fast, EVEN)
+    over_ep = [e for e in found.collectives if e.axis == "ep"]
+    assert [e.kind for e in over_ep] == ["all-to-all"] * 4
+    assert len({e.nbytes for e in over_ep}) == 1
+    ranks = run_ranks(fast.dense_mesh(), step, fast, EVEN, config)
     for rank, (said, counted) in enumerate(ranks):
         assert traced(found, rank) == said == counted == seen_by_backend[rank]
 

@@ -136,7 +136,7 @@ CROSSES_AS = {
     "input": "x", "w_gate_ED": "w_gate_ED", "routing": "score()", "expert_ids": "choose()",
     "counts_E": "counts_E", "expert_bias_E": "expert_bias_E", "slots": "copy_tokens()",
     "rows": "rows_MD", "w13_GFD": "w1_GFD", "w2_GDF": "w2_GDF",
-    "computed": "GroupedExperts()", "collected": "collect()", "combined": "combine()",
+    "computed": "GroupedExperts()", "collected": "rows_ND", "combined": "combine()",
     "shared_w13_HD": "w1_HD", "shared_w2_DH": "w2_DH", "shared_output": "SharedExperts()",
     "output": "MoE()",
 }  # fmt: skip

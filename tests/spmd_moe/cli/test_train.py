@@ -120,6 +120,11 @@ BAD_INPUT = {
     "--checkpoint file": "--checkpoint: cannot write in file (File exists)",
     "--log /proc/losses.jsonl": "--log: cannot write in /proc",
     "--log .": "--log . is a directory: name a file",
+    "--log pipe": "--log pipe is no regular file: remove it or name another",
+    "--log /dev/null": "--log /dev/null is no regular file",
+    "--log other": "--log other.new is no regular file",
+    "--checkpoint of-pipes": "--log of-pipes/losses.jsonl is no regular file",
+    "--compare pipe.png": "--compare pipe.png is no regular file",
     "--compare /proc/plot.png": "--compare: cannot write in /proc",
     "--compare plot.pdf": "--compare plot.pdf: the plot is a PNG, so name a file .png",
     "--compare directory.png": "--compare directory.png is a directory: name a file",
@@ -129,7 +134,10 @@ BAD_INPUT = {
 @pytest.mark.parametrize("given", BAD_INPUT)
 def test_bad_input_is_one_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
-    Path("directory.png").mkdir()
+    for name in ("directory.png", "of-pipes"):
+        Path(name).mkdir()
+    for name in ("pipe", "pipe.png", "other.new", "of-pipes/losses.jsonl"):
+        os.mkfifo(name)
     arguments = ["train", *SMALL, *given.split()]
     assert main(arguments) == 2
     out, err = capsys.readouterr()

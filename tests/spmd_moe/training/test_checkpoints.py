@@ -276,11 +276,13 @@ def test_an_interrupted_save_is_never_taken_for_a_checkpoint(written: Path) -> N
     left_over = directory / ".unfinished-step-00000009"
     left_over.mkdir()
     (left_over / "__0_0.distcp").write_bytes(b"half")
+    in_the_way = directory / "step-00000008"  # no directory, and a save replaces those
+    in_the_way.write_text("")
     assert manifest.checkpoints_in(directory) == [written]
     run_ranks(2, saved_again, directory, backend="gloo")
     names = [path.name for path in manifest.checkpoints_in(directory)]
     assert names == ["step-00000007", "step-00000008"]  # the last two
-    assert not left_over.exists()
+    assert not left_over.exists() and (directory / ".damaged-step-00000008").is_file()
 
 
 def saved_again(directory: Path) -> None:

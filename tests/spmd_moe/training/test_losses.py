@@ -49,6 +49,14 @@ def test_what_is_no_log_is_refused(line: bytes, tmp_path: Path) -> None:
         read_losses(path)
 
 
+def test_a_log_without_end_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(Unusable, match="4,398,046,511,104 bytes, too many"):
+        read_losses(path)
+
+
 def test_a_log_is_json_when_the_loss_is_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "losses.jsonl"
     with LossLog(path, 0) as log:

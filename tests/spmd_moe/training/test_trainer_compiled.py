@@ -55,3 +55,15 @@ def test_losses_are_those_without(parallel: Parallel, fsdp: bool) -> None:
         assert found == wanted
         assert none == [0] * STEPS
         assert graphs == [0, 1, 1, 1, 1]  # both blocks have one graph; checked steps none
+
+
+@pytest.mark.deep
+def test_inductor_computes_the_same_losses_but_for_rounding() -> None:
+    """Some minutes of a C++ compiler."""
+    parallel = Parallel(dp=2, ep=2)
+    ways = [
+        run_ranks(2, losses, parallel, False, backend, backend="gloo", timeout=2000)
+        for backend in (None, "inductor")
+    ]
+    for (wanted, _), (found, graphs) in zip(*ways, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-12) and graphs[-1] == 1

@@ -17,9 +17,11 @@ from placements import (
     S,
     V,
     assert_type,
+    axis_rank,
     declare,
     join,
     set_current_mesh,
+    shared_generator,
     type_of,
     typecheck,
 )
@@ -190,6 +192,40 @@ def test_a_packed_sequence_is_each_ranks_own_or_whole() -> None:
         sizes = typed(packed.batch_sizes.clone(), R)
         with pytest.raises(PlacementError, match="packed"):
             torch.gru(cut, sizes, typed(hx.clone(), R), weights, True, 1, 0.0, False, False)
+
+
+# Settings of `torch.lstm(x, hx, params, ...)`, after its tensors.
+SETTINGS = {
+    "has_biases": True, "num_layers": 2, "dropout": 0.5, "train": True,
+    "bidirectional": False, "batch_first": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["steps", "packed"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_a_setting_is_that_of_all_ranks(name: str, packed: bool) -> None:
+    """One rank would drop other states than the others, though all draw the same numbers."""
+    settings = {k: v for k, v in SETTINGS.items() if not packed or k != "batch_first"}
+    kinds = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN of relu"}
+    layer: Any = layer_of(kinds[name], num_layers=2)
+    declare(layer, {"*": {"dp": R}})
+    function = getattr(torch, name)
+    x = torch.randn(STEPS, 4, INS, dtype=torch.float64)
+    whole = pack_padded_sequence(x, torch.tensor([3, 3, 2, 2]))
+    with set_current_mesh({"dp": 2}), typecheck(), shared_generator("dp"):
+        layer(typed(x.clone(), R))  # its weights have their types now
+        hx = [typed(h, R) for h in states_of(layer, 4)]
+        state = hx if name == "lstm" else hx[0]
+        if packed:
+            rows, sizes = typed(whole.data, R), typed(whole.batch_sizes, R)
+            operands = (rows, sizes, state, layer._flat_weights)
+        else:
+            operands = (typed(x, R), state, layer._flat_weights)
+        assert type_of(function(*operands, *settings.values())[0]) == {"dp": R}
+        for setting in ("num_layers", "dropout"):
+            own = {**settings, setting: axis_rank("dp") * 0 + settings[setting]}
+            with pytest.raises(PlacementError, match="same on all ranks"):
+                function(*operands, *own.values())
 
 
 def test_shapes_that_do_not_fit_are_refused_before_torch_runs() -> None:

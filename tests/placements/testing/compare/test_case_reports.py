@@ -234,7 +234,8 @@ def test_the_right_dispatch_passes() -> None:
 def splits_of_dispatch(sent: Dispatched) -> Dispatched:
     """Rows come back in the sizes in which they went."""
     plan: Any = sent.plan
-    return replace(sent, plan=replace(plan, received=plan.sent))
+    exchange = replace(plan.exchange, received=plan.exchange.sent)
+    return replace(sent, plan=replace(plan, exchange=exchange))
 
 
 def test_splits_that_do_not_fit_are_named_with_both_ranks_and_the_line() -> None:
@@ -266,7 +267,7 @@ def test_a_rank_that_skips_a_collective_is_named_with_what_the_others_wait_for()
     assert third == "  rank 2  returned"
     for text in (first, second):
         assert "all_to_all_single(int64[3, 1]" in text and "on group [0, 1, 2]" in text
-        assert "at spmd_moe/dispatch_all_to_all.py:" in text
+        assert "at spmd_moe/paths/agreement.py:" in text
 
 
 def with_an_expert_too_many(rank: int) -> None:
@@ -283,7 +284,7 @@ def test_a_rank_that_raises_is_named_with_its_error_and_line() -> None:
     assert "has the id 3" in second and "at spmd_moe/permute.py:" in second
     for text in (first, third):
         assert "all_to_all_single(int64[3, 1]" in text
-        assert "at spmd_moe/dispatch_all_to_all.py:" in text
+        assert "at spmd_moe/paths/agreement.py:" in text
 
 
 def order_for_inverse(sent: Dispatched) -> Dispatched:
@@ -296,7 +297,9 @@ def order_for_inverse(sent: Dispatched) -> Dispatched:
 def swapped_splits(sent: Dispatched) -> Dispatched:
     """Rows are sent on as in dispatch, instead of back: all sizes fit."""
     plan: Any = sent.plan
-    return replace(sent, plan=replace(plan, sent=plan.received, received=plan.sent))
+    went = plan.exchange
+    exchange = replace(went, sent=went.received, received=went.sent)
+    return replace(sent, plan=replace(plan, exchange=exchange))
 
 
 def check_tokens(change: Change) -> bool:

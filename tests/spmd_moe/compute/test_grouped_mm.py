@@ -11,7 +11,7 @@ from torch import Tensor
 
 from placements import PlacementError, R, S, V, assert_type, set_current_mesh, typecheck
 from spmd_moe import MoE
-from spmd_moe.grouped_mm import grouped_mm, grouped_mm_by_loop
+from spmd_moe.compute.grouped_mm import grouped_mm, grouped_mm_by_loop
 from tests.support.moe import CONFIG
 
 

@@ -7,13 +7,15 @@ zero, not None. To the checker the op is what `grouped_mm` is. Both look at the 
 groups, so in compiled code each is one op of the graph.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch itself writes it
 from torch import Tensor
 
-from placements import register_op
+from placements import in_transform, register_op
+from spmd_moe.compute.products import is_widened, product
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import autocast_dtype, without_autocast
 
@@ -38,28 +40,34 @@ def grouped_mm(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
 
     Under autocast it is computed in autocast's dtype, as the matrix products of torch are.
     """
-    _check_integers("the ends of the groups", ends_G)
-    if ends_G.shape[0] != matrices_GKN.shape[0]:
-        raise ValueError(
-            f"{ends_G.shape[0]} groups of rows, but {matrices_GKN.shape[0]} matrices"
-        )
-    rows_MK = rows_MK.to(autocast_dtype(rows_MK) or rows_MK.dtype)
-    matrices_GKN = matrices_GKN.to(autocast_dtype(matrices_GKN) or matrices_GKN.dtype)
-    if rows_MK.dtype != matrices_GKN.dtype:
-        raise TypeError(
-            f"the rows are {rows_MK.dtype} and the matrices {matrices_GKN.dtype}, but they "
-            "must have one dtype: cast the input or the module, or use torch.autocast"
-        )
+    check_integers("the ends of the groups", ends_G)
+    check_groups(ends_G.shape[0], matrices_GKN.shape[0])
+    rows_MK, matrices_GKN = in_autocast_dtype(rows_MK, matrices_GKN)
+    if in_transform():  # transforms have no derivatives of an op that is not torch's own
+        with without_autocast(rows_MK):
+            return grouped_mm_by_loop(rows_MK, matrices_GKN, ends_G)
     return _grouped_mm(rows_MK, matrices_GKN, ends_G)
+
+
+def in_autocast_dtype(rows: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Return the operands of a product in the dtype of autocast; they must have one."""
+    cast = tuple(x.to(autocast_dtype(x) or x.dtype) for x in (rows, *matrices))
+    for matrix in cast[1:]:
+        if matrix.dtype != cast[0].dtype:
+            raise TypeError(
+                f"the rows are {cast[0].dtype} and the matrices {matrix.dtype}, but they "
+                "must have one dtype: cast the input or the module, or use torch.autocast"
+            )
+    return cast
 
 
 def ends_of(counts_G: Tensor) -> Tensor:
     """How many rows each group has -> last row + 1 of each, as `grouped_mm` takes them."""
-    _check_integers("the counts", counts_G)
+    check_integers("the counts", counts_G)
     return counts_G.cumsum(0, dtype=torch.int32)
 
 
-def _check_integers(what: str, x: Tensor) -> None:
+def check_integers(what: str, x: Tensor) -> None:
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(
             f"{what} are {x.dtype}, but they must be integers, such as torch.int64: they "
@@ -67,13 +75,18 @@ def _check_integers(what: str, x: Tensor) -> None:
         )
 
 
+def check_groups(groups: int, matrices: int) -> None:
+    """Raise ValueError unless there is one matrix for each group of rows."""
+    if groups != matrices:
+        raise ValueError(f"{groups} groups of rows, but {matrices} matrices")
+
+
 def grouped_mm_by_loop(rows_MK: Tensor, matrices_GKN: Tensor, ends_G: Tensor) -> Tensor:
-    """Define the op. On a CPU half precision is computed in float32, which is faster."""
+    """Define the op: one product for each group that has rows."""
     out_MN = rows_MK.new_empty(rows_MK.shape[0], matrices_GKN.shape[2])
     for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
-            product = _widened(rows_MK[start:end]) @ _widened(matrices_GKN[group])
-            out_MN[start:end] = product
+            _multiply(rows_MK[start:end], matrices_GKN[group], out_MN[start:end])
     return out_MN
 
 
@@ -108,40 +121,45 @@ def _outer_product(rows_MK: Tensor, grads_MN: Tensor, ends_G: Tensor) -> Tensor:
     out_GKN = rows_MK.new_zeros(ends_G.shape[0], rows_MK.shape[1], grads_MN.shape[1])
     for group, (start, end) in enumerate(_spans(ends_G, rows_MK.shape[0])):
         if end > start:
-            out_GKN[group] = _widened(rows_KM[:, start:end]) @ _widened(grads_MN[start:end])
+            _multiply(rows_KM[:, start:end], grads_MN[start:end], out_GKN[group])
     return out_GKN
 
 
 def _spans(ends_G: Tensor, rows: int) -> list[tuple[int, int]]:
     """Return first row and last row + 1 of each group; together they must be all rows."""
-    ends = on_host(ends_G)
-    spans = list(zip([0, *ends], ends, strict=False))
-    for group, (start, end) in enumerate(spans):
-        if end < start:
-            raise ValueError(
-                f"group {group} has {end - start} rows, but no count may be below 0: the "
-                "counts must be those of the rows that were received"
-            )
-    last = ends[-1] if ends else 0
-    if last != rows:
-        raise ValueError(
-            f"the groups have {last} rows, but there are {rows}: the counts must be those "
-            "of the rows that were received"
-        )
+    spans = list(pairwise([0, *on_host(ends_G)]))
+    check_counts([end - start for start, end in spans], rows)
     return spans
 
 
-def _is_narrow_on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+def check_counts(counts: list[int], rows: int) -> None:
+    """Raise ValueError unless the groups are, one after the other, all rows."""
+    for group, count in enumerate(counts):
+        if count < 0:
+            raise ValueError(
+                f"group {group} has {count} rows, but no count may be below 0: the "
+                "counts must be those of the rows that were received"
+            )
+    if sum(counts) != rows:
+        raise ValueError(
+            f"the groups have {sum(counts)} rows, but there are {rows}: the counts must be "
+            "those of the rows that were received"
+        )
 
 
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if _is_narrow_on_cpu(x) else x
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a @ b to `out`."""
+    if in_transform():  # which know no op that is given its result
+        out.copy_(a @ b)
+    elif a.device.type == "cpu":
+        product(a, b, out)
+    else:
+        torch.mm(a, b, out=out)
 
 
 def _fits(x: Tensor) -> bool:
     """Return whether F.grouped_mm takes it: one dim dense, the others 16-byte aligned."""
-    if x.dtype == torch.float64 or _is_narrow_on_cpu(x):
+    if x.dtype == torch.float64 or (x.device.type == "cpu" and is_widened(x.dtype)):
         return False
     strides = x.stride()
     dense = -1 if strides[-1] == 1 else -2

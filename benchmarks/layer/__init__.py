@@ -1,0 +1,1 @@
+"""The MoE layer beside other MoE layers, and beside what the machine allows."""

@@ -1,0 +1,89 @@
+"""The layers that are compared: the same weights, the same input, the same routing.
+
+A contender is a function of the input that gives the output, and the parameters that get a
+gradient. The peers are optional: one that is not installed is named as missing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from benchmarks.layer.shapes import Shape
+from spmd_moe import MoE
+
+OURS = "ours"
+# Of transformers: the ways in which it computes experts on a CPU.
+TRANSFORMERS = ("eager", "grouped_mm", "batched_mm")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One layer; `run` is a forward."""
+
+    run: Callable[[Tensor], Tensor]
+    parameters: list[nn.Parameter]
+
+
+def contenders(shape: Shape, dtype: torch.dtype) -> tuple[dict[str, Contender], list[str]]:
+    """Every layer of `shape` that is installed, and the names of those that are not."""
+    moe = MoE(shape.config, dtype=dtype)
+    parameters = list(moe.parameters())
+    found = {
+        OURS: Contender(lambda x: moe(x, seq_len=shape.tokens), parameters),
+        "textbook loop": Contender(lambda x: textbook(moe, x), parameters),
+    }
+    missing = ["torchtitan (not on the registry in a form that runs beside this torch)"]
+    try:
+        found |= of_transformers(shape, moe, dtype)
+    except ImportError as error:
+        missing.append(f"transformers ({error})")
+    return found, missing
+
+
+def textbook(moe: MoE, x_TD: Tensor) -> Tensor:
+    """Loop over the experts: gather their tokens, compute, weigh, add to the tokens."""
+    top_k, w_gate = moe.config.top_k, moe.router.w_gate_ED
+    gates_TK, ids_TK = linear(x_TD.float(), w_gate.float()).softmax(1).topk(top_k, dim=1)
+    gates_TK = gates_TK / gates_TK.sum(1, keepdim=True)
+    experts = moe.experts
+    # Taken apart once: each `w[e]` would make a gradient of all experts.
+    weights = zip(*(w.unbind(0) for w in experts.parameters()), strict=True)
+    y_TD = torch.zeros_like(x_TD)
+    for expert, (w1, w3, w2) in enumerate(weights):
+        tokens, choice = torch.where(ids_TK == expert)
+        rows = x_TD[tokens]
+        out = linear(silu(linear(rows, w1)) * linear(rows, w3), w2)
+        out = out * gates_TK[tokens, choice].unsqueeze(1)
+        y_TD = y_TD.index_add(0, tokens, out.to(x_TD.dtype))
+    return y_TD
+
+
+def of_transformers(shape: Shape, moe: MoE, dtype: torch.dtype) -> dict[str, Contender]:
+    """Qwen3-MoE's block with each of its ways to compute experts; they share weights."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    config: Any = Qwen3MoeConfig(
+        hidden_size=shape.dim, moe_intermediate_size=shape.hidden,
+        num_experts=shape.experts, num_experts_per_tok=shape.top_k, norm_topk_prob=True,
+    )  # fmt: skip
+    block: Any = Qwen3MoeSparseMoeBlock(config).to(dtype)
+    with torch.no_grad():
+        block.gate.weight.copy_(moe.router.w_gate_ED)
+        w13 = torch.cat([moe.experts.w1_GFD, moe.experts.w3_GFD], 1)
+        block.experts.gate_up_proj.copy_(w13)
+        block.experts.down_proj.copy_(moe.experts.w2_GDF)
+
+    def run(way: str) -> Callable[[Tensor], Tensor]:
+        def forward(x_TD: Tensor) -> Tensor:
+            config._experts_implementation = way
+            return block(x_TD.unsqueeze(0)).squeeze(0)
+
+        return forward
+
+    parameters = list(block.parameters())
+    return {f"transformers {way}": Contender(run(way), parameters) for way in TRANSFORMERS}

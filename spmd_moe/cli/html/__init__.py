@@ -1,0 +1,1 @@
+"""The page that `spmd-moe check --html` writes."""

@@ -1,0 +1,1 @@
+"""How the rows of experts are multiplied by their weights."""
