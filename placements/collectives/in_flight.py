@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from placements._torch import version_of
+from placements._torch import in_transform, version_of
 from placements.collectives import transport
 from placements.collectives.moves import Move, apply, run_dual, told
 from placements.runtime.state import current, suspended
@@ -29,12 +29,17 @@ class Flight(NamedTuple):
     sent: Tensor
     version: int  # of `sent`, when it was handed over
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is under way, as the move was run when it was started."""
+        return self.ticket is self.received
+
 
 def start(move: Move, x: Tensor) -> Flight:
     """Begin to run the move; the dual of the move is the backward of both halves."""
     move = told(move)
     version = 0 if torch.compiler.is_compiling() else version_of(x)
-    if move.ranks.size == 1:
+    if move.ranks.size == 1 or in_transform():  # the two nodes have no form for torch.func
         result = apply(move, x)
         return Flight(move, result, result, x, version)
     received = move.start(x.detach())
@@ -43,7 +48,7 @@ def start(move: Move, x: Tensor) -> Flight:
 
 def land(flight: Flight) -> Tensor:
     """Wait for a flight, and return what its move makes of the tensor."""
-    if flight.move.ranks.size == 1:
+    if flight.is_over:
         return flight.received
     return _landed(flight.ticket, flight.received, flight.move)
 

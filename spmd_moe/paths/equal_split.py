@@ -29,6 +29,8 @@ class Exchange:
     size: int | None = None
 
     def __post_init__(self) -> None:
+        if torch.compiler.is_compiling():
+            return  # splits without values, which the all-to-all checks when it runs
         if min(*self.sent, *self.received) < 0:
             raise ValueError(
                 f"splits must be at least 0, but {self.sent} rows are to go and "
