@@ -45,7 +45,7 @@ class WeightCache:
     """Copies of one module's weights in another order, as long as they are up to date."""
 
     def __init__(self, experts: nn.Module) -> None:
-        self._parameters = [weakref.ref(p) for p in experts.parameters()]
+        self._own = [weakref.ref(p) for p in experts.parameters()]
         if any(type(p) is not nn.Parameter for p in experts.parameters()):
             raise TypeError(
                 "the parameters are no plain parameters, but a cache is only right for "
@@ -81,7 +81,7 @@ class WeightCache:
         return self._kept[name][1]
 
     def _is_own(self, source: Tensor) -> bool:
-        return not source.is_inference() and any(p() is source for p in self._parameters)
+        return not source.is_inference() and any(p() is source for p in self._own)
 
 
 def _state_of(x: Tensor) -> tuple[object, ...]:

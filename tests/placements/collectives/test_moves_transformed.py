@@ -17,6 +17,7 @@ from placements import (
     all_gather,
     all_reduce,
     all_to_all,
+    all_to_all_start,
     convert,
     reduce_scatter,
     set_current_mesh,
@@ -39,6 +40,7 @@ CALLS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: reduce_scatter(x, "tp", src=P, dst=S(0)),
     lambda x: all_to_all(x, "tp", src=S(0), dst=S(1)),
     lambda x: uneven(x),
+    lambda x: all_to_all_start(x, "tp", src=S(0), dst=S(1)).wait(),
     lambda x: convert(x, "tp", src=R, dst=P),
     lambda x: convert(x, "tp", src=I, dst=R),
 )
