@@ -47,7 +47,8 @@ class Memory:
 
     `optimizer` is what torch.optim.AdamW keeps: two tensors like each parameter.
     `activations` are the tensors that autograd keeps from forward to backward, each
-    memory once, parameters left out.
+    memory once, parameters left out. The experts are computed as a GPU does it, by plain
+    ops; on a CPU `ByExpert` keeps less.
     """
 
     parameters: int

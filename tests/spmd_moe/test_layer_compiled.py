@@ -124,7 +124,7 @@ def test_recomputation_counts_no_token_twice() -> None:
 
 def test_in_a_block_the_compiled_layer_is_checked_and_stays_compiled() -> None:
     moe, x = MoE(CONFIG), torch.randn(2, 5, CONFIG.dim)
-    moe.experts.compute = Plain()  # as compiled code does, so that both are equal to the bit
+    moe.experts.compute = Plain()  # as compiled code does
     compiled = whole(moe)
     with set_current_mesh({"dp": 2}), pytest.raises(ValueError, match="sizes of the layer"):
         moe(x, seq_len=5)
