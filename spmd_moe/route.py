@@ -164,10 +164,10 @@ class Router(Initialised):
 
 @typed
 def summands(own_E: CountsE, layout: Layout) -> Annotated[CountsE, On("{layout.counts_E}")]:
-    """Varying -> Partial where the table says so: the counts of each rank are summands."""
+    """Varying -> Partial, as the table says: the counts of each rank are summands."""
     known = type_of(own_E)
     for axis, t in known.items() if known is not None else ():
-        if t == Varying() and isinstance(layout.counts_E[axis], Partial):
+        if t == Varying():
             own_E = reinterpret(own_E, axis, src=Varying(), dst=Partial())
     return own_E
 

@@ -38,7 +38,6 @@ from placements._torch.interception import REGISTRATION_HOOKS as REGISTRATION_HO
 from placements._torch.interception import SCRIPTED as SCRIPTED
 from placements._torch.interception import STEP_HOOKS as STEP_HOOKS
 from placements._torch.interception import check as check
-from placements._torch.interception import in_transform as in_transform
 from placements._torch.interception import is_eager as is_eager
 from placements._torch.interception import is_unseen as is_unseen
 from placements._torch.interception import mask_makers as mask_makers
@@ -84,6 +83,7 @@ from placements._torch.tensors import before_node as before_node
 from placements._torch.tensors import bytes_of as bytes_of
 from placements._torch.tensors import hooks_of as hooks_of
 from placements._torch.tensors import in_backward as in_backward
+from placements._torch.tensors import in_transform as in_transform
 from placements._torch.tensors import leaf_of as leaf_of
 from placements._torch.tensors import leave_out_of_pickles as leave_out_of_pickles
 from placements._torch.tensors import memory_of as memory_of

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from placements._torch.supported import inside
@@ -37,18 +36,6 @@ def without_dispatch_modes() -> Any:
     if _C._len_torch_dispatch_stack() == 0:
         return nullcontext()
     return inside("torch.utils._python_dispatch._disable_current_modes")()
-
-
-def in_transform() -> bool:
-    """Return whether a transform is open: vmap, grad, jvp and others of torch.func.
-
-    A level of forward-mode differentiation (`torch.autograd.forward_ad`) is one as well. An
-    op of one's own, and a Function with one `forward`, are not known to them: an op without
-    a rule for tangents drops them.
-    """
-    if forward_ad._current_level >= 0:
-        return True
-    return _C._are_functorch_transforms_active()
 
 
 # What torch.jit.script makes: functions, and methods of modules.

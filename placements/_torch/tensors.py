@@ -1,4 +1,4 @@
-"""The memory of a tensor, what is saved with it, and the hooks of its gradient."""
+"""The memory of a tensor, what is saved with it, the hooks of its gradient; autograd."""
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.utils._pytree as _pytree
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
 from placements._torch import guarded
@@ -116,6 +117,18 @@ def in_backward() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return guarded.in_backward
     return backward_pass() != -1
+
+
+def in_transform() -> bool:
+    """Return whether a transform is open: vmap, grad, jvp and others of torch.func.
+
+    A level of forward-mode differentiation (`torch.autograd.forward_ad`) is one as well. An
+    op of one's own, and a Function with one `forward`, are not known to them: an op without
+    a rule for tangents drops them.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    return torch._C._are_functorch_transforms_active()
 
 
 def backward_pass() -> int:

@@ -85,8 +85,10 @@ class Move:
 
     def _tell(self, x: Tensor) -> None:
         """Tell the ledger, if one is open, that `x` is handed to the collective."""
+        if self.record is None:
+            return
         kind = self.row.communicates
-        if self.record is None or kind is None:
+        if kind is None:
             return
         name = str(x.dtype).removeprefix("torch.")
         carried = self.carried(x)

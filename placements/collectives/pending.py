@@ -98,7 +98,7 @@ class Pending:
         return (
             f"{self._where}: the exchange was started and never waited for; its result is "
             "lost, and backward does not know of it. Call wait(), also where the result "
-            "is not needed"
+            "is not needed. If an error came in between, this only follows from it"
         )
 
     def __del__(self) -> None:

@@ -172,7 +172,8 @@ def given(mode: Checker | None, ready: Ready, moved: Tensor) -> Tensor:
             follow_hook(x, step)
     if mode is not None and ready.found is not None:
         tags.put(moved, ready.found)
-        tags.note_cast(x, moved)
+        if request.row is not None and request.row.is_cast:
+            tags.note_cast(x, moved)
         if mode.observer is not None:
             mode.observer.crossing(request.call, "result", moved, tags.get(moved))
     return moved
@@ -357,7 +358,7 @@ def _check_operand(request: Request, known: TensorType) -> None:
             return  # one number in sizes that are the same on all ranks
     if known.mesh is not request.mesh and known.mesh != request.mesh:
         raise on_another_mesh(call, x, known, axis, request.mesh)
-    actual = known[axis]
+    actual = known.by_axis[axis]
     if actual != src:
         raise wrong_source(call, x, known, axis, src, request.dst)
     if isinstance(src, Shard) and isinstance(actual, Shard) and src.extent is None:

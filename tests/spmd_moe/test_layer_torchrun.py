@@ -79,4 +79,5 @@ def test_a_killed_rank_makes_the_other_exit_with_an_error_within_the_timeout() -
     assert time.monotonic() - start < TIMEOUT.total_seconds() + 20
     assert killed.returncode == -9
     assert survivor.returncode not in (0, None)
-    assert "all_to_all" in error and ("peer" in error or "timed out" in error.lower())
+    # The rows are on their way back; what rank 0 waits for is the all-gather meanwhile.
+    assert "all_gather" in error and ("peer" in error or "timed out" in error.lower())

@@ -165,7 +165,7 @@ def test_edges_are_those_of_the_program(made: tuple[str, dict[str, Any]]) -> Non
     rows = report["checks"][0]["crossings"]
     by_name = {row["name"]: row for row in reversed(rows)}
     names = lambda row: [rows[k]["name"] for k in row["sources"]]  # noqa: E731
-    assert names(by_name["combine()"]) == ["weigh()", "rows_ND"]
+    assert names(by_name["combine()"]) == ["weigh()", "collect_finish()"]
     weights = ["w1_HD", "w3_HD", "w2_DH"]
     assert names(by_name["SharedExperts()"]) == ["redistribute(x_TD)", *weights]
     assert names(by_name["redistribute(x_TD)"]) == ["x_TD"]
