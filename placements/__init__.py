@@ -17,6 +17,7 @@ interop        other checkers as second opinions
 
 from placements._torch import UnsupportedTorchError as UnsupportedTorchError
 from placements._torch import WatchesItsState as WatchesItsState
+from placements._torch import device_mesh_over as device_mesh_over
 from placements._torch import in_backward as in_backward
 from placements._torch import in_transform as in_transform
 from placements._torch import version_of as version_of

@@ -6,8 +6,8 @@
     E  experts in all      G  experts held here   W  ranks on the expert axis
 
 A name ends in the letters of its tensor's dims: `x_TD`. A *token* is a row of `x_TD`; a
-*slot* is a (token, choice) pair; a *row* is a slot's copy at its expert's rank; a *gate* is
-the weight on it; a *plan* is what undoes dispatch. R, I, V, P and S are no dims: they are
+*slot* is a (token, choice) pair; a *row* is a slot's copy of its token; a *gate* is the
+weight on it; a *plan* is what undoes dispatch. R, I, V, P and S are no dims: they are
 placements.
 """
 

@@ -8,8 +8,9 @@
                 regroup them by expert              paths/regroup.py: local, sparse mesh
     collect     the same steps undone, from the last to the first; no counts
 
-Each first exchange is started and waited for later: that of the counts while tokens are
-copied, and that of `collect` while the layer does something else.
+The first exchange of `dispatch` and that of `collect` are started and waited for later: the
+tokens are copied while the counts travel, and the layer does something else while the rows
+come back.
 
 With etp > 1 all etp ranks exchange the same rows: they are Replicate there going out, and
 Partial coming back, since each expert's hidden units are cut over etp.
@@ -75,8 +76,8 @@ class AllToAllDispatcher(AbstractDispatcher):
     """The dispatcher where experts are cut over the axis ep of `mesh`, the sparse mesh.
 
     `agreement` is how ranks learn how many rows come; `regrouper` how rows are put in the
-    order of the experts. What a dispatcher of its own kind replaces is one of these, or all
-    of `AbstractDispatcher`.
+    order of the experts. A dispatcher of another kind replaces one of these, or is an
+    `AbstractDispatcher` of its own.
     """
 
     layout: Layout

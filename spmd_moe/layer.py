@@ -2,9 +2,10 @@
 
 The table in `layouts.py` says what each tensor is at each stage, and so what must move:
 `_move` takes a tensor over tp from its type at one stage to its type at the next. The
-comment at each move of `MoE.forward` says what runs in which configuration; where it names
-none, the tensor stays as it is. A test, `test_layer_moves.py`, holds the comments to the
-table.
+comment at each move of `MoE.forward` says what runs forward in which configuration; in one
+that the comment does not name, the tensor stays as it is. A test, `test_layer_moves.py`,
+holds the comments to the table. Before rows travel, ranks agree on how many of them do, as
+`paths/agreement.py` says.
 """
 
 import math
@@ -45,7 +46,7 @@ class MoE(KeepsRoutings):
     Make it and call it with the dense mesh current; one rank needs no mesh. `sparse_mesh`
     is the DeviceMesh of `parallel.sparse_mesh()`, to be shared by layers; without one each
     layer makes its own, which is collective. Equal seeds give equal global weights on every
-    mesh, and to every layer of equal sizes: give each layer of a model its own.
+    mesh, and to every layer of equal sizes: give each layer of a model a seed of its own.
 
     `dtype` is that of the parameters, whose values are those of float32, rounded; the
     expert bias is float32 (float64 after `.double()`) and the counts are int64 always. With
@@ -100,7 +101,8 @@ class MoE(KeepsRoutings):
     def forward(
         self, x: Annotated[X, On("{self.layout.input}")], *, seq_len: int
     ) -> Annotated[X, On("{self.layout.output}")]:
-        """(..., L, D) or (T, D) -> the same; Shard on tp with sequence parallelism, else I.
+        """(..., L, D) or (T, D) -> the same; Shard on tp with sequence parallelism, else
+        Invariant.
 
         `seq_len` is the length of the sequence over all cp and tp ranks (for (T, D), the
         number of tokens); any length will do, and ranks may be left without tokens.
@@ -145,7 +147,7 @@ class MoE(KeepsRoutings):
     def _adds_in_place(self) -> bool:
         """Return whether rows are added into the output of the shared experts.
 
-        In C2 they are of another type than that.
+        In C2 the rows combine to Shard, while that output is Partial.
         """
         off = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         same = self.layout.combined == self.layout.added

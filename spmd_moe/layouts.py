@@ -56,7 +56,7 @@ TABLE: tuple[Row, ...] = (
     #                               C1    C2    C3    C4   C5    C5 no SP
     Row("input", "x as received: (B, L, D) or (T, D)",
         dp="S(0)", cp="S(-2)",  tp="S(-2) I     S(-2) I    S(-2) I"),
-    Row("entered", "x_TD after the boundary in: all-gather in C3 and C5, convert in C4",
+    Row("entered", "x_TD inside: all-gather in C3 and C5, convert in C4 and C5 no SP",
         dp="S(0)",              tp="S(0)  I     R     R    R     R"),
     Row("tokens", "x_TD of router and dispatch: a slice of its own in C2",
         dp="S(0)",              tp="S(0)  S(0)  R     R    R     R"),

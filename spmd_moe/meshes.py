@@ -2,13 +2,8 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, cast
 
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-
-from placements import Mesh, as_mesh, current_mesh, unchecked
+from placements import Mesh, as_mesh, current_mesh, device_mesh_over, unchecked
 from spmd_moe.config import Parallel
 
 ONE_DEVICE = Mesh({})
@@ -53,36 +48,8 @@ def make_sparse_mesh(
         kind = dense.device_mesh.device_type
         with unchecked():  # inside typecheck() the mesh's own tensors have no type
             ranks = dense.device_mesh.mesh.reshape(tuple(sizes.values()))
-            return as_mesh(mesh_over(kind, ranks, tuple(sizes), timeout))
+            return as_mesh(device_mesh_over(kind, ranks, tuple(sizes), timeout))
     return Mesh(sizes, _coordinate(sizes, dense))
-
-
-def mesh_over(
-    device_type: str, ranks: Tensor, axes: tuple[str, ...], timeout: timedelta | None
-) -> DeviceMesh:
-    """Make a mesh over all ranks whose groups have this timeout.
-
-    DeviceMesh itself gives its groups torch's default, 30 minutes, whatever the timeout of
-    the process group that they are made in.
-    """
-    if timeout is None:
-        return DeviceMesh(device_type, ranks, mesh_dim_names=axes)
-    groups = [
-        _group_of(ranks.movedim(dim, -1), f"mesh_{axis}", timeout)
-        for dim, axis in enumerate(axes)
-    ]
-    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=axes)
-
-
-def _group_of(ranks: Tensor, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Make a group of each row of ranks; return the one that this rank is in."""
-    if ranks.shape[-1] == dist.get_world_size():
-        return cast(dist.ProcessGroup, dist.group.WORLD)
-    rows = cast(Any, ranks.reshape(-1, ranks.shape[-1])).tolist()
-    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(
-        rows, timeout=timeout, group_desc=name
-    )
-    return mine
 
 
 def _coordinate(sizes: Mapping[str, int], dense: Mesh) -> dict[str, int]:

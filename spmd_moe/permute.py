@@ -19,8 +19,8 @@ from spmd_moe.dims import CountsE, CountsWG, IdsTK, IndexM, IndexN, MapTE
 def routing_map(expert_ids_TK: IdsTK, num_experts: int) -> MapTE:
     """ids placed as t -> (T, E) placed as t: how often each token goes to each expert.
 
-    Writes along the expert dim, which is never cut, so the placement stays. It is once or
-    never where the ids of a token differ, as top-k's do; others are counted as they are.
+    Writes along the expert dim, which is never cut, so the placement stays. Each entry is 0
+    or 1 where the ids of a token differ, as those of a top-k do; equal ids are counted.
     """
     tokens = expert_ids_TK.shape[0]
     empty_TE = torch.zeros(

@@ -6,6 +6,7 @@ A new torch may change any of it. No other folder uses torch's internals
 
 from placements._torch.bodies import body_of as body_of
 from placements._torch.distributed import OBJECT_TO_TENSOR as OBJECT_TO_TENSOR
+from placements._torch.distributed import device_mesh_over as device_mesh_over
 from placements._torch.distributed import distributed_globals as distributed_globals
 from placements._torch.distributed import explicit_redistribution as explicit_redistribution
 from placements._torch.distributed import fake_store as fake_store
@@ -17,6 +18,7 @@ from placements._torch.distributed import groups as groups
 from placements._torch.distributed import groups_of as groups_of
 from placements._torch.distributed import has_backend as has_backend
 from placements._torch.distributed import isolate_threads as isolate_threads
+from placements._torch.distributed import on_many_ranks as on_many_ranks
 from placements._torch.distributed import set_distributed_globals as set_distributed_globals
 from placements._torch.distributed import set_global_rank as set_global_rank
 from placements._torch.distributed import timeout_of as timeout_of

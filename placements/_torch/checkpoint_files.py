@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from placements._torch.pickled import Made, Name, NotPlain, read_pickle
+from placements._torch.pickled import Made, Name, NotPlain, exactly, read_pickle
 from placements._torch.supported import inside
 
 INDEX = ".metadata"
@@ -143,7 +143,7 @@ def _stored(name: str, node: Any) -> TensorStorageMetadata | BytesStorageMetadat
     if isinstance(node, Made) and node.of == Name(_MODULE, "BytesStorageMetadata"):
         return BytesStorageMetadata()
     said = _state(node, _MODULE, "TensorStorageMetadata")
-    chunks = [_chunk(one) for one in _exactly(said["chunks"], list)]
+    chunks = [_chunk(one) for one in exactly(said["chunks"], list)]
     size = _size(said["size"])
     _check_pieces(name, size, chunks)
     return TensorStorageMetadata(_properties(said["properties"]), size, chunks)
@@ -157,7 +157,7 @@ def _chunk(node: Any) -> ChunkStorageMetadata:
 def _properties(node: Any) -> TensorProperties:
     if not isinstance(node, Made) or node.of != Name(_MODULE, "TensorProperties"):
         raise NotPlain(f"it has {node!r} where TensorProperties are needed")
-    dtype = _exactly(_exactly(node.state, tuple)[0], Name)
+    dtype = exactly(exactly(node.state, tuple)[0], Name)
     found = vars(torch).get(dtype.name) if dtype.module == "torch" else None
     if not isinstance(found, torch.dtype):
         raise NotPlain(f"it names {dtype.module}.{dtype.name} as a dtype")
@@ -168,7 +168,7 @@ def _size(node: Any) -> torch.Size:
     if not isinstance(node, Made) or node.of != Name("torch", "Size"):
         raise NotPlain(f"it has {node!r} where torch.Size is needed")
     (sizes,) = node.arguments
-    return torch.Size([_count(n) for n in _exactly(sizes, tuple)])
+    return torch.Size([_count(n) for n in exactly(sizes, tuple)])
 
 
 def _index(node: Any) -> MetadataIndex:
@@ -197,7 +197,7 @@ def _paths(node: Any) -> dict[str, tuple[str | int, ...]] | None:
     if node is None:
         return None
     for _, path in _is(node, dict):
-        if any(type(part) not in (str, int) for part in _exactly(path, tuple)):
+        if any(type(part) not in (str, int) for part in exactly(path, tuple)):
             raise NotPlain(f"it has the path {path!r}")
     return dict(node)
 
@@ -205,25 +205,19 @@ def _paths(node: Any) -> dict[str, tuple[str | int, ...]] | None:
 def _state(node: Any, module: str, name: str) -> dict[str, Any]:
     if not isinstance(node, Made) or node.of != Name(module, name):
         raise NotPlain(f"it has {node!r} where {name} is needed"[:200])
-    return _exactly(node.state, dict)
+    return exactly(node.state, dict)
 
 
 def _is(node: Any, kind: type) -> Any:
-    return _exactly(node, kind).items()
-
-
-def _exactly(node: Any, kind: type) -> Any:
-    if type(node) is not kind:
-        raise NotPlain(f"it has {type(node).__name__} where {kind.__name__} is needed")
-    return node
+    return exactly(node, kind).items()
 
 
 def _text(node: Any) -> str:
-    return _exactly(node, str)
+    return exactly(node, str)
 
 
 def _count(node: Any) -> int:
-    if _exactly(node, int) < 0 or node >= 2**63:
+    if exactly(node, int) < 0 or node >= 2**63:
         raise NotPlain(f"it has {node} where a size is needed")
     return node
 

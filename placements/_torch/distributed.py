@@ -4,10 +4,12 @@
 
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from placements._torch.supported import inside, unsupported
 
@@ -36,6 +38,11 @@ def set_distributed_globals(values: dict[str, Any]) -> None:
         setattr(dist.distributed_c10d, name, value)
 
 
+def on_many_ranks() -> bool:
+    """Return whether there are process groups, and more ranks than this one."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def world() -> Any:
     """Return what torch.distributed keeps of groups, in a process that has none."""
     made: Any = dist.distributed_c10d._World()
@@ -62,6 +69,33 @@ def timeout_of(group: Any, device_type: str) -> timedelta | None:
     """
     options = getattr(group._get_backend(torch.device(device_type)), "options", None)
     return getattr(options, TIMEOUT, None)
+
+
+def device_mesh_over(
+    device_type: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta | None
+) -> DeviceMesh:
+    """Make a mesh of these ranks, whose groups have this timeout; None: that of torch.
+
+    DeviceMesh itself gives its groups torch's default, 30 minutes, whatever the timeout of
+    the process group that they are made in. Process groups are made, so all ranks must call
+    this together.
+    """
+    if timeout is None:
+        return DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    groups = [
+        _group_of(ranks.movedim(dim, -1), f"mesh_{name}", timeout)
+        for dim, name in enumerate(names)
+    ]
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
+
+
+def _group_of(ranks: Tensor, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a group of each row of ranks; return the one that this rank is in."""
+    rows = cast(Any, ranks.reshape(-1, ranks.shape[-1])).tolist()
+    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(
+        rows, timeout=timeout, group_desc=name
+    )
+    return mine
 
 
 def unregister_groups() -> None:

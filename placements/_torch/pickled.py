@@ -77,20 +77,20 @@ def _run(data: bytes) -> Any:
             stack.append(tuple(_since_mark(stack)))
         elif name in ("APPEND", "APPENDS"):
             items = [stack.pop()] if name == "APPEND" else _since_mark(stack)
-            _checked(stack[-1], list).extend(items)
+            exactly(stack[-1], list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = _last_two(stack) if name == "SETITEM" else _since_mark(stack)
             pairs = zip(items[::2], items[1::2], strict=True)
-            _checked(stack[-1], dict).update((_key(k), v) for k, v in pairs)
+            exactly(stack[-1], dict).update((_key(k), v) for k, v in pairs)
         elif name == "STACK_GLOBAL":
             module, named = _last_two(stack)
-            stack.append(Name(_checked(module, str), _checked(named, str)))
+            stack.append(Name(exactly(module, str), exactly(named, str)))
         elif name in ("NEWOBJ", "REDUCE"):
             of, arguments = _last_two(stack)
-            stack.append(Made(_checked(of, Name), _checked(arguments, tuple)))
+            stack.append(Made(exactly(of, Name), exactly(arguments, tuple)))
         elif name == "BUILD":
             state = stack.pop()
-            _checked(stack[-1], Made).state = state
+            exactly(stack[-1], Made).state = state
         elif name == "STOP":
             if len(stack) != 1:
                 raise NotPlain(f"it leaves {len(stack)} values")
@@ -124,8 +124,8 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _checked(value: Any, kind: type) -> Any:
-    # Exactly: a Name is a tuple as well.
+def exactly(value: Any, kind: type) -> Any:
+    """Return the value, which must be of this very class: a Name is a tuple as well."""
     if type(value) is not kind:
         raise NotPlain(f"it has {type(value).__name__} where {kind.__name__} is needed")
     return value

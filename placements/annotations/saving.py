@@ -1,11 +1,11 @@
 """What `torch.distributed.checkpoint` is told of a tensor in a plain `state_dict()`.
 
-It takes a plain tensor for one value that all ranks hold, and writes that of one rank. Of a
-parameter that is cut over ranks it would lose the other pieces, and say nothing. So the
-tensors of a module's state dict whose declared type cuts them say which pieces they are.
-Those of an optimizer's refuse to be saved so: its state goes by the numbers of parameters,
-by which no other mesh could read it. They stay plain tensors: `torch.save`,
-`load_state_dict` and copies are as ever.
+A checkpoint takes a plain tensor for one value that all ranks hold, and writes that of one
+rank. Of a parameter that is cut over ranks it would lose the other pieces, and say nothing.
+So the tensors of a module's state dict whose declared type cuts them say which pieces they
+are. Tensors of an optimizer's state refuse to be saved in this way: that state goes by the
+numbers of parameters, by which no other mesh could read it. All of them stay plain tensors:
+`torch.save`, `load_state_dict` and copies work as in plain torch.
 """
 
 import weakref
@@ -23,6 +23,7 @@ from placements._torch import (
     chunk_list,
     groups,
     held_by,
+    on_many_ranks,
     part_of_dtensor,
     pytree,
     shard_at,
@@ -139,8 +140,8 @@ class _Told:
     """What a tensor of a state dict answers to the planner of a checkpoint."""
 
     def __init__(self, types: TypesLike, sure: list[Mesh]) -> None:
-        # On the first of the meshes `sure` that fits, it lives: the module states them, or
-        # they were current.
+        # The tensor lives on the first mesh in `sure` that fits; the module states these
+        # meshes, or they were current.
         self.types, self.sure = types, sure
         self.written: weakref.ref[Tensor] | None = None
 
@@ -163,8 +164,8 @@ class _Told:
     def chunk_list(self) -> list[Any]:
         """Return where to read the tensor, if it is whole here after all.
 
-        Nothing of it may be left to be read, and torch has compared only its size with that
-        of the tensor in the checkpoint.
+        The tensor must be whole here: torch has compared only its size with that of the
+        tensor in the checkpoint.
         """
         tensor = None if self.written is None else self.written()
         if tensor is not None:
@@ -227,7 +228,7 @@ class _Told:
 
     def _meshes(self) -> list[Mesh]:
         """Return the meshes over all ranks, first those that are sure."""
-        if not _has_several_ranks():
+        if not on_many_ranks():
             return []
         known = [*self.sure, *live_meshes()]
         return [mesh for mesh in known if _is_over_all_ranks(mesh)]
@@ -236,11 +237,7 @@ class _Told:
 def _is_spread() -> bool:
     """Return whether a tensor here may be one of several pieces."""
     mesh = current_mesh()
-    return bool(mesh and mesh.axes) or _has_several_ranks()
-
-
-def _has_several_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return bool(mesh and mesh.axes) or on_many_ranks()
 
 
 def _is_over_all_ranks(mesh: Mesh) -> bool:

@@ -3,10 +3,12 @@
 A torch-function mode sees the calls of torch's functions. What it does not see is found by
 replacing the methods that such a call goes through, for as long as any block is open.
 
-Two things more are changed, from import on (`tags.py`): `Tensor.__getstate__` leaves types
-out of pickles, since a tensor may be saved after its block has ended; and the class answers
-None for the type of a tensor that has none. Two methods of FSDP2 are wrapped from the first
-DeviceMesh on (`_torch/fsdp.py`), because wrong wraps are refused with checking off, too.
+Other changes last longer than a block. Two last from import on (`_torch/tensors.py`):
+`Tensor.__getstate__` leaves types out of pickles, since a tensor may be saved after its
+block has ended; and the class answers None for the type of a tensor that has none. Two
+methods of FSDP2 are wrapped from the first DeviceMesh on (`_torch/fsdp.py`), because wrong
+wraps are refused with checking off, too. `Optimizer.state_dict` is wrapped from the first
+declared module on (`_torch/modules.py`), because `dcp` would lose pieces of its state.
 """
 
 import builtins

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placements._torch import unseen
+from placements._torch import on_many_ranks, unseen
 from placements.collectives.cuts import cuts_as_said
 from placements.collectives.errors import (
     extent_left_out,
@@ -235,7 +235,7 @@ def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None
     mesh = current_mesh()
     if isinstance(axis, str):
         if mesh is None:
-            if _on_many_ranks():
+            if on_many_ranks():
                 raise ValueError(
                     f"axis {axis!r} is a name, but no mesh is current; "
                     "with set_current_mesh(mesh): ..."
@@ -244,7 +244,7 @@ def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None
         size = mesh.sizes.get(axis) or mesh.require(axis)
         group = None if mesh.device_mesh is None else mesh.group(axis)
         unsent = size > 1 and mesh.device_mesh is None and not checked
-        if unsent and _on_many_ranks():
+        if unsent and on_many_ranks():
             raise ValueError(
                 f"{mesh!r} is sizes alone, so nothing can be sent over {axis!r}; "
                 "set_current_mesh takes the DeviceMesh of these ranks"
@@ -258,10 +258,6 @@ def _ranks(call: str, axis: Axis, checked: bool) -> tuple[AxisRanks, Mesh | None
     if rank < 0:
         raise ValueError(f"{call}: this rank is not one of the ranks of the process group")
     return AxisRanks(axis.group_name, dist.get_world_size(axis), rank, axis), None
-
-
-def _on_many_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _as_type(call: str, like: AxisTypeLike, x: Tensor) -> AxisType:

@@ -282,7 +282,7 @@ def _blame(letters: Sequence[tuple[str, Term]]) -> tuple[Term, str]:
         for found, term in named:
             if found == letter:
                 return term, "Replicate"
-    # Of a sum inside the op (a product and its bias) only the other term has a name.
+    # In a sum inside the op (a product plus its bias), only the other term has a name.
     present = {x for x, _ in letters}
     words = [word for x, word in (("I", "Invariant"), ("P", "Partial")) if x in present]
     return (named or letters)[0][1], (words or ["Replicate"])[0]

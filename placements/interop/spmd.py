@@ -91,7 +91,7 @@ def _merged(ndim: int, types: Sequence[Any], spec: Any) -> dict[str, AxisType]:
         raise ValueError(f"{spec!r} is for {len(spec)} dims, the tensor has {ndim}")
     cuts: dict[str, AxisType] = {}
     for dim, entry in enumerate(cast(Sequence[Any], spec or ())):
-        for axis in _axes(entry):
+        for axis in axes_of(entry):
             if said.get(_name(axis), V) != V:
                 raise ValueError(f"{said[axis]!r} on {axis!r}, yet {spec!r} cuts over it")
             cuts[_name(axis)] = Shard(dim)
@@ -101,7 +101,7 @@ def _merged(ndim: int, types: Sequence[Any], spec: Any) -> dict[str, AxisType]:
     return cuts | {axis: t for axis, t in said.items() if axis not in cuts}
 
 
-def _axes(entry: Any) -> tuple[Any, ...]:
+def axes_of(entry: Any) -> tuple[Any, ...]:
     """Return the axes of one entry of a PartitionSpec."""
     if entry is None:
         return ()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from placements.interop.engines import Engine
 from placements.interop.fake_world import device_mesh_of, quiet
+from placements.interop.spmd import axes_of
 from placements.testing.programs import Program
 from placements.types.axis import BY_LETTER, AxisType, Shard, V
 from placements.types.mesh import Mesh
@@ -75,7 +76,7 @@ def from_peer(said: Mapping[str, Any], spec: Any, mesh: Mesh) -> TensorType:
     types: dict[str, AxisType] = {}
     entries: Any = spec or ()
     for dim, entry in enumerate(entries):
-        types |= {axis: Shard(dim) for axis in _axes(entry)}
+        types |= {axis: Shard(dim) for axis in axes_of(entry)}
     for axis in mesh.axes:
         if axis not in said:
             raise ValueError(f"the tensor has no type on mesh axis {axis!r}")
@@ -178,12 +179,6 @@ def _nothing() -> None:
 def named_spec(spec: Any, names: Mapping[Any, str]) -> list[tuple[str, ...]]:
     """Return a PartitionSpec as the names of the axes that cut each dim."""
     return [
-        tuple(names[axis] for axis in _axes(entry))
+        tuple(names[axis] for axis in axes_of(entry))
         for entry in (() if spec is None else spec)
     ]
-
-
-def _axes(entry: Any) -> tuple[Any, ...]:
-    if entry is None:
-        return ()
-    return cast(tuple[Any, ...], entry) if isinstance(entry, tuple) else (entry,)

@@ -7,7 +7,6 @@ rank takes its piece of the value, in place: what refers to a tensor still does.
 
 import hashlib
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from placements._torch import unseen
 from placements.collectives.objects import from_all_ranks
 from placements.collectives.transport import gather_pieces, stack_all, sum_over
+from placements.parameters.alike import check_alike
 from placements.parameters.held import (
     Held,
     Meshes,
@@ -45,7 +45,9 @@ def global_state_dict(module: nn.Module, *, meshes: Meshes = None) -> dict[str, 
     known = meshes_or_current(call, meshes)
     with unseen(), suspended(), torch.no_grad():
         held = saved_tensors(call, module, known)
-        _compare_shapes(call, held, known[0])
+        mine = {one.name: (str(one.tensor.dtype), *_described(one)) for one in held}
+        rule = "one name is one global value, so all ranks agree on its extents"
+        check_alike(call, known[0], mine, rule=rule)
         values = {one.name: _joined(one).detach() for one in held}
         _compare_values(call, held, values, known[0])
     return values
@@ -134,26 +136,6 @@ def _check_names(call: str, mine: set[str], given: set[str]) -> None:
         if names
     ]
     raise ValueError(f"{call}: the names do not fit the module: {', '.join(parts)}")
-
-
-def _compare_shapes(call: str, held: list[Held], mesh: Mesh) -> None:
-    """Raise PlacementError, before any collective, if ranks declare a name differently."""
-    mine = {one.name: (str(one.tensor.dtype), *_described(one)) for one in held}
-    for (rank, first), (other, second) in pairwise(from_all_ranks(mesh, mine).items()):
-        for name in [*first, *(name for name in second if name not in first)]:
-            if first.get(name) != second.get(name):
-                raise refused(
-                    call,
-                    f"{name!r} is not declared alike on ranks {rank} and {other}",
-                    name=name,
-                    expected=str(first.get(name)),
-                    actual=str(second.get(name)),
-                    rule="one name is one global value, so all ranks agree on its extents",
-                    operands=[
-                        f"rank {rank}: {first.get(name)}",
-                        f"rank {other}: {second.get(name)}",
-                    ],
-                )
 
 
 def _described(held: Held) -> tuple[object, ...]:

@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, cast
 
-import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from placements._torch import timeout_of
+from placements._torch import device_mesh_over, timeout_of
 from placements.types.mesh import Mesh
 
 
@@ -68,33 +65,13 @@ def _regrouped(
     ranks = ranks.reshape(-1, number["copies"], number["shards"])
     name = "_".join(axes) or "one"
     names = ("others", f"{name}_copies", f"{name}_shards")
-    regrouped = _with_groups(device_mesh, ranks, names)
+    kind, timeout = device_mesh.device_type, _timeout(device_mesh)
+    regrouped = device_mesh_over(kind, ranks, names, timeout)
     return regrouped[names[1:]] if number["copies"] > 1 else regrouped[names[2]]
 
 
-def _with_groups(
-    device_mesh: DeviceMesh, ranks: Tensor, names: tuple[str, ...]
-) -> DeviceMesh:
-    """Make a mesh of these ranks, whose groups wait as long as those of `device_mesh`.
-
-    DeviceMesh itself gives its groups torch's default, 30 minutes.
-    """
+def _timeout(device_mesh: DeviceMesh) -> timedelta | None:
+    """Return the shortest time that its ranks wait for each other; None: not said."""
     kind = device_mesh.device_type
     known = [timeout_of(group, kind) for group in device_mesh.get_all_groups()]
-    timeout = min((one for one in known if one is not None), default=None)
-    if timeout is None:
-        return DeviceMesh(kind, ranks, mesh_dim_names=names)
-    groups = [
-        _group_of(ranks.movedim(dim, -1), f"mesh_{name}", timeout)
-        for dim, name in enumerate(names)
-    ]
-    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)
-
-
-def _group_of(ranks: Tensor, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Make a group of each row of ranks; return the one that this rank is in."""
-    rows = cast(Any, ranks.reshape(-1, ranks.shape[-1])).tolist()
-    mine, _ = cast(Any, dist).new_subgroups_by_enumeration(
-        rows, timeout=timeout, group_desc=name
-    )
-    return mine
+    return min((one for one in known if one is not None), default=None)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from placements._torch import on_many_ranks
 from placements.collectives.transport import AxisRanks
 from placements.runtime.declared import declared
 from placements.runtime.errors import refused
@@ -45,7 +46,7 @@ def meshes_or_current(call: str, meshes: Meshes) -> tuple[Mesh, ...]:
     mesh = current_mesh()
     if mesh is not None:
         return (mesh,)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if on_many_ranks():
         raise ValueError(
             f"{call}: there are {dist.get_world_size()} ranks, but no mesh is current; "
             "with set_current_mesh(mesh): ..., or pass meshes=(mesh,)"

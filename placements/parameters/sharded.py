@@ -5,11 +5,9 @@ follow from the declared types. So nobody gathers anything, a rank writes what i
 on any other mesh it reads what it holds there.
 """
 
-import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
-from itertools import pairwise
 from os import PathLike
 from typing import Any, cast
 
@@ -18,14 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from placements._torch import GlobalView, part_of_dtensor, require, unseen
-from placements.collectives.objects import from_all_ranks
+from placements.parameters.alike import check_alike
 from placements.parameters.held import Held, Meshes, meshes_or_current, saved_tensors
 from placements.parameters.optimizer_state import OPTIMIZER, OptimizerState
 from placements.runtime.dtensors import local_part
 from placements.runtime.errors import refused
 from placements.runtime.state import suspended
 from placements.types.boxes import boxes_of, global_shape
-from placements.types.mesh import Mesh
 
 MODEL = "model."
 
@@ -64,7 +61,14 @@ def sharded_state_dict(
                 for key, owner, tensor, is_cut_alike in found.tensors()
             }
             state[OPTIMIZER] = numbers[OPTIMIZER] = found.text()
-        _compare(call, known[0], _described(state) | numbers)
+        check_alike(
+            call,
+            known[0],
+            _described(state) | numbers,
+            rule="a name is one global tensor or number, so all ranks agree on it",
+            advice="if a piece had no gradient on some rank, the state of its optimizer is "
+            "behind: give every piece one, zero if need be",
+        )
     return state
 
 
@@ -229,31 +233,3 @@ def _described(state: Mapping[str, Any]) -> dict[str, Any]:
             number = value.item() if is_number else None
             found[key] = [list(value.shape), str(value.dtype), number]
     return found
-
-
-def _compare(call: str, mesh: Mesh, mine: dict[str, Any]) -> None:
-    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).hexdigest()
-    if len(set(from_all_ranks(mesh, digest).values())) == 1:
-        return
-    for (rank, first), (other, second) in pairwise(from_all_ranks(mesh, mine).items()):
-        for name in _names(first, second):
-            if first.get(name) != second.get(name):
-                raise refused(
-                    call,
-                    f"{name!r} is not alike on ranks {rank} and {other}",
-                    name=name,
-                    expected=str(first.get(name)),
-                    actual=str(second.get(name)),
-                    rule="a name is one global tensor or number, so all ranks agree on it",
-                    operands=[
-                        f"rank {rank}: {first.get(name, 'not there')}",
-                        f"rank {other}: {second.get(name, 'not there')}",
-                    ],
-                    advice="if a piece had no gradient on some rank, the state of its "
-                    "optimizer is behind: give every piece one, zero if need be",
-                )
-
-
-def _names(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    yield from first
-    yield from (name for name in second if name not in first)

@@ -347,7 +347,7 @@ class Verify(Typecheck):
         self._under_way[id(pending)] = weakref.ref(pending)
 
     def waited(self, pending: Pending) -> None:
-        """Watch for it no longer."""
+        """Stop watching for an exchange: it was waited for."""
         self._under_way.pop(id(pending), None)
 
     def _remove_hooks(self) -> None:

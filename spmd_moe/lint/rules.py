@@ -92,7 +92,8 @@ RULES: tuple[Rule, ...] = (
         "raw-all-to-all",
         "torch.distributed.all_to_all is not differentiated: the ranks that sent the rows "
         "get no gradient for them.",
-        "all_to_all(<x>, axis, src=V, dst=V, send_sizes, receive_sizes)",
+        "all_to_all(<x>, axis, src=V, dst=V, input_split_sizes=..., "
+        "output_split_sizes=...)",
         "spmd.all_to_all(<x>, axis, src=spmd.V, dst=spmd.V, ...)",
         "dispatch_combine",
         r"all_to_all",

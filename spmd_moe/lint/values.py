@@ -58,7 +58,6 @@ _PLACEMENTS = {
     "_Partial": Fact.PENDING,
 }
 _OF_GRADIENT = Fact.TRAINED | Fact.COMPUTED | Fact.PLAIN
-_NONE = Fact.NONE
 _EXTRA = ("bias", "residual", "shared")
 
 

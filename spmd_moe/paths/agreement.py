@@ -72,7 +72,7 @@ class AbstractAgreement(ABC):
 
 @dataclass(frozen=True)
 class ByExchange(AbstractAgreement):
-    """Every rank tells every other how many rows it sends it: one all-to-all.
+    """Every rank tells every other how many rows it sends there: one all-to-all.
 
     It is under way until somebody waits.
     """

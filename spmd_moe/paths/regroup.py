@@ -6,8 +6,8 @@ There are several ways to the same order, and one that pads:
     ByView       all parts are equally long: two dims change places, and nothing is sorted
     ByParts      the host knows the lengths of few parts: they are put together anew
     ByIndex      any lengths: the rows are sorted on the device
-    ByPaddedIndex    as for experts that compute in narrow dtypes, by blocks: each expert's
-                 rows are filled up with zero rows to a multiple of some number
+    ByPaddedIndex    for experts that compute in narrow dtypes, in blocks: each expert's
+                 rows are padded with zero rows to a multiple of the block size
 """
 
 from abc import ABC, abstractmethod

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from placements import Mesh, as_mesh
+from placements import Mesh, as_mesh, device_mesh_over
 from spmd_moe.config import Parallel
-from spmd_moe.meshes import make_sparse_mesh, mesh_over
+from spmd_moe.meshes import make_sparse_mesh
 from spmd_moe.training.errors import RankFailed, Unusable
 from spmd_moe.training.meeting import on_loopback, store_of, without_torchs_log
 
@@ -145,5 +145,5 @@ def meshes_of(parallel: Parallel, timeout: float | None = None) -> tuple[Mesh, M
     sizes = parallel.dense_mesh()
     waits = None if timeout is None else timedelta(seconds=timeout)
     ranks = torch.arange(parallel.num_ranks).reshape(tuple(sizes.values()))
-    dense = as_mesh(mesh_over("cpu", ranks, tuple(sizes), waits))
+    dense = as_mesh(device_mesh_over("cpu", ranks, tuple(sizes), waits))
     return dense, make_sparse_mesh(parallel, dense, waits)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import distribute_tensor
 
-from placements import Folded, I, Padded, R, Ragged, S, V, declare, split
+from placements import Folded, I, Padded, R, Ragged, S, declare, split
 
 VALUES: dict[str, Tensor] = {
     "gate.weight": torch.arange(36.0).view(12, 3),
@@ -138,7 +138,6 @@ def stepped(
         optimizer.step()
 
 
-VARYING = {"dp": R, "ep": V, "tp": R}
 ONE = {"dp": 1, "ep": 1, "tp": 1}
 
 

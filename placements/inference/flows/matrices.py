@@ -139,7 +139,7 @@ def bilinear(
 
 
 def cross(op: Op, input: Operand, other: Operand, dim: Any = None) -> TensorType:
-    """Of vectors along a dim; if none is named, the first one of three rows in all."""
+    """cross: along `dim`; without one, along the first dim that has three rows."""
     if dim is None:
         return every_dim(op, input, other=other)
     (along,) = dims_of(dim, max(input.ndim, other.ndim))

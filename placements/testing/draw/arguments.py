@@ -73,7 +73,7 @@ def axes_of(fn: Callable[..., Any], arguments: list[Argument]) -> list[str]:
     """Return the axes that arguments, the result, parameters and buffers name."""
     found = {axis for argument in arguments for axis in argument.on}
     known = _known(fn)
-    for mark in _parts(_hints(fn).get("return", Any)):
+    for mark in parts_of(_hints(fn).get("return", Any)):
         if isinstance(mark, On):
             found |= mark.patterns(known).keys()
     found |= {axis for types in declared_in(fn).values() for axis in types}
@@ -110,18 +110,11 @@ def _known(fn: Callable[..., Any]) -> dict[str, Any]:
     return {"self": target.__self__, **known} if inspect.ismethod(target) else known
 
 
-def _parts(hint: Any) -> Iterator[Any]:
-    """Yield the hint, and all that it is made of."""
-    yield hint
-    for part in get_args(hint):
-        yield from _parts(part)
-
-
 def _is_drawn(parameter: inspect.Parameter, hint: Any) -> bool:
     """Return whether it is a tensor to draw; False if it keeps its default."""
     name, kind = parameter.name, parameter.kind
     many = kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    parts = list(_parts(hint))
+    parts = list(parts_of(hint))
     if not any(_is_tensor(part) for part in parts):
         if parameter.default is parameter.empty and not many:
             raise ValueError(
@@ -199,3 +192,10 @@ def _dtype(name: str, array: Any) -> torch.dtype:
         if admitted is None or one in admitted:
             return cast(torch.dtype, getattr(torch, one))
     raise ValueError(f"argument {name!r}: {admitted} cannot be drawn, only {_DTYPES}")
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """Yield the hint, and all that it is made of."""
+    yield hint
+    for part in get_args(hint):
+        yield from parts_of(part)

@@ -6,11 +6,12 @@ With `w_DF: Annotated[Float[Tensor, "D F"], On(...)]` in the class, a `forward` 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from torch import Tensor, nn
 
 from placements.annotations.checks import is_array
+from placements.testing.draw.arguments import parts_of
 
 # The sizes that parameters give to one letter, by the name of the parameter.
 SizesByName = dict[str, int]
@@ -74,7 +75,7 @@ def _annotated(module: nn.Module) -> Iterator[tuple[str, list[str], tuple[int, .
     for path, owner in modules:
         for leaf, hint in get_type_hints(type(owner), include_extras=True).items():
             value = getattr(owner, leaf, None)
-            arrays = [part for part in _parts(hint) if is_array(part)]
+            arrays = [part for part in parts_of(hint) if is_array(part)]
             if not arrays or not isinstance(value, Tensor):
                 continue
             dims = str(arrays[0].dim_str).split()
@@ -82,9 +83,3 @@ def _annotated(module: nn.Module) -> Iterator[tuple[str, list[str], tuple[int, .
             many = [k for k, dim in enumerate(dims) if dim.startswith(("*", "..."))]
             name = f"{path}.{leaf}" if path else leaf
             yield name, dims[: many[0]] if many else dims, tuple(value.shape)
-
-
-def _parts(hint: Any) -> Iterator[Any]:
-    yield hint
-    for part in get_args(hint):
-        yield from _parts(part)

@@ -92,7 +92,19 @@ def derived(call: Any, *, apart: bool, twice: bool = False) -> list[Tensor]:
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
 @pytest.mark.parametrize("call", [exchange, recut])
 def test_value_and_gradients_are_those_of_the_plain_call(call: Any, backend: str) -> None:
-    assert run_ranks({"tp": 2}, _equal, call, backend=backend) == [[True] * 4] * 2
+    assert run_ranks({"tp": 2}, _equal, call, backend=backend) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("call", [exchange, recut])
+def test_anomaly_mode_changes_nothing(call: Any) -> None:
+    """On processes, as the mode belongs to a process, which simulated ranks share."""
+    assert run_ranks({"tp": 2}, _equal_with_anomalies, call, backend="gloo") == [True] * 2
+
+
+def _equal_with_anomalies(call: Any) -> bool:
+    mesh = set_current_mesh(device_mesh({"tp": 2}))
+    with mesh, torch.autograd.set_detect_anomaly(True):
+        return same(*[derived(call, apart=apart) for apart in (True, False)])
 
 
 def _equal(call: Any) -> list[bool]:
@@ -101,8 +113,6 @@ def _equal(call: Any) -> list[bool]:
         for twice in (False, True):
             pair = [derived(call, apart=apart, twice=twice) for apart in (True, False)]
             found.append(same(*pair))
-        with torch.autograd.set_detect_anomaly(True):
-            found.append(same(*[derived(call, apart=apart) for apart in (True, False)]))
         with torch.no_grad():
             x, w = operands(call)
             pair = [call(x.detach(), apart=a, between=lambda: w) for a in (True, False)]
