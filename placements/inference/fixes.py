@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from placements.inference.numbers import NUMBER
 from placements.inference.retype import retyped
-from placements.inference.terms import Operand, Refusal
+from placements.inference.terms import PIECEWISE, Operand, Refusal
 from placements.inference.transitions import COSTS, TRANSITIONS, Transition, find
 from placements.types.axis import BY_LETTER, AxisType, Shard
 from placements.types.extents import Even
@@ -56,6 +56,7 @@ def fixes(
 
     The first `kept` operands are not to be changed: an in-place op writes them.
     """
+    may_be_own = refusal.reason == PIECEWISE
     if refusal.pads is not None:
         return pad_fixes(infer, operands, names, refusal, kept)
     mending: list[Fix] = []
@@ -65,7 +66,7 @@ def fixes(
     ]
     seen: set[Transition | None] = set()
     for row, changed in [*attempts, (None, ())]:
-        if len(mending) == MOST:
+        if len(mending) == MOST and not may_be_own:
             break
         if row in seen or any(k < kept for k in changed):
             continue
@@ -74,7 +75,7 @@ def fixes(
             continue
         (forgetting if fix.forgets else mending).append(fix)
         seen.add(row)
-    return [*mending, *forgetting][:MOST]
+    return [*mending[: MOST - may_be_own], *forgetting][:MOST]
 
 
 def repeat_fix(

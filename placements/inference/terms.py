@@ -100,6 +100,9 @@ def index_term(index: Operand, labels: tuple[Label, ...]) -> Term:
 # The kind of a refusal that torch itself reports better: the shapes do not fit.
 SHAPES = "shapes"
 
+# Why a row of a dim that is cut cannot be taken. It may be meant of each rank's own piece.
+PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
+
 
 @dataclass(eq=False)
 class Refusal(Exception):  # noqa: N818 - a verdict, turned into an error at the boundary

@@ -65,8 +65,9 @@ def unknown_axis(
             continue
         return (
             f"names axis {axis!r}, which {mesh!r} does not have.{_meant(axis, known)} If "
-            f"some meshes leave the axis out, call optional_axes({axis!r}, ...) with the "
-            "axes that it is used with"
+            "the axis is one of another mesh, make that mesh current where the module is "
+            "called. If some meshes leave the axis out, call "
+            f"optional_axes({axis!r}, ...) with the axes that it is used with"
         )
     return None
 

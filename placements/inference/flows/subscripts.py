@@ -16,13 +16,13 @@ from placements.inference.flows.indexing import (
     check_rows,
     owned,
 )
-from placements.inference.flows.views import PIECEWISE
 from placements.inference.numbers import RankInt
 from placements.inference.op import Op
 from placements.inference.rules import NONLINEAR
 from placements.inference.sizes import as_zeros
 from placements.inference.terms import (
     NO_ARGUMENT,
+    PIECEWISE,
     Label,
     Mixed,
     Operand,

@@ -11,6 +11,7 @@ from placements.inference.op import Op
 from placements.inference.sizes import Size, sizes_of, type_of_sizes
 from placements.inference.terms import (
     NO_ARGUMENT,
+    PIECEWISE,
     SHAPES,
     Label,
     Mixed,
@@ -202,9 +203,6 @@ def _repeated_by_sizes(op: Op, input: Operand, times: Sequence[Size]) -> TensorT
     terms = [Term(input, tuple(labels)), Term(shape, where, is_control=True)]
     index = input.type.index
     return combine(op.linearity, terms, index=index, at_pads=padding.same)
-
-
-PIECEWISE = "it would take rows of each rank's piece, not of the whole dim"
 
 
 def select(op: Op, input: Operand, dim: int, index: Any = 0) -> TensorType:

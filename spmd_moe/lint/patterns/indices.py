@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import cast
 
 from spmd_moe.lint.place import Place
 from spmd_moe.lint.record import LIKELY, LOOK, Match
@@ -57,7 +58,7 @@ def _cut(node: ast.Subscript, at: Place) -> Iterator[Match]:
         name = at.name_of(value.func) or ast.unparse(value.func)
         is_tensor = isinstance(value.func, ast.Attribute) and len(value.args) > 0
         if last(name) in _CHUNKS and is_tensor and not _is_text(value):
-            yield Match(node, LOOK, written(value))
+            yield Match(node, LOOK, written(cast(ast.Attribute, value.func).value))
     first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
     parts = index.elts if isinstance(index, ast.Tuple) else [first]
     for part in parts:

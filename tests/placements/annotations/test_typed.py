@@ -251,9 +251,9 @@ def test_with_checking_off_nothing_is_checked() -> None:
 
 def test_annotations_that_say_different_things_are_not_taken_for_each_other() -> None:
     """`typing` hands out the first `Annotated` again for one that is equal."""
-    said = [
-        On(tp=S(1)), On(tp=S(1, Padded(5))), On(tp=S(1, Padded(6))), On(tp=S(1, Even(4))),
-        On(dp=S(0), tp=S(0)), On(tp=S(0), dp=S(0)), On(tp="t"), On("{self.types}"),
+    said = [  # on axes that no other test names, whose annotations are kept too
+        On(said=S(1)), On(said=S(1, Padded(5))), On(said=S(1, Padded(6))), On(said=S(1, Even(4))),
+        On(other=S(0), said=S(0)), On(said=S(0), other=S(0)), On(said="only_here"), On("{self.only_here}"),
     ]  # fmt: skip
     made = [Annotated[Tensor, on].__metadata__[0] for on in said]
     assert all(one is on for one, on in zip(made, said, strict=True))
