@@ -207,7 +207,8 @@ def _on_sizes(things: Sequence[Thing]) -> str:
         if not isinstance(thing, Tensor) and "P" in dict(thing.facts.letters).values():
             return (
                 "a size of this rank's piece is a summand of the size over all ranks: "
-                "global_size(x, dim); as a count, global_mean(total, torch.ones_like(x).sum(), axes)"
+                "global_size(x, dim); as a count, global_mean(total, "
+                "torch.ones_like(x).sum(), axes)"
             )
     return ""
 

@@ -1,7 +1,7 @@
 """`reinterpret` forgets that rows are pieces of a whole, since they are about to be sorted
 by data: they are Varying until they are back in the order of the tokens, which the last
-two lines claim. No type can check that claim: compare with one device. `reinterpret_mesh` sees
-the ranks as the sparse mesh, and checks that both presentations say the same. Every
+two lines claim. No type can check that claim: compare with one device. `reinterpret_mesh`
+sees the ranks as the sparse mesh, and checks that both presentations say the same. Every
 collective has its backward. `device_mesh` is for tests; a trainer makes both meshes with
 `init_device_mesh`. Weights that belong to a module are shown in the guide's first page."""
 

@@ -1,7 +1,7 @@
 """`global_mean` sums the numerator and the count over the axis, and divides once. The count
 is a tensor: where all tokens are valid, `torch.ones_like(losses).sum()`. A plain number,
-such as the number of tokens in all, is taken for the count of all ranks, so a number of this
-rank's own tokens (`losses.numel()`) is refused by `typecheck()`, and wrong without it."""
+such as the number of tokens in all, is taken for the count of all ranks. So a number of
+this rank's own tokens (`losses.numel()`) is refused by `typecheck()`, and wrong without."""
 
 from typing import Annotated
 
