@@ -64,6 +64,8 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Judgeme
         return Judgement("invalid", "undeclarable")
     errors = [r.error for r in ranks.values() if r.error is not None]
     for error in errors:
+        if "can't allocate memory" in str(error):  # all ranks are in one process
+            return Judgement("invalid", "memory")
         if not isinstance(error, PlacementError):
             return Judgement(_whose(error), f"{type(error).__name__}: {_first_line(error)}")
     if not errors and form.never:
@@ -211,12 +213,20 @@ def _settings_of_pieces(form: Form) -> set[str]:
         named = set(re.findall(r"\b\w+\b", text))
         read = {name: x for name, x in form.operands.items() if name in named}
         for rank in places(form.sizes, list(form.sizes)):
-            mine = eval(text, {**WORDS, **{n: x.locals[rank] for n, x in read.items()}})
             whole = eval(text, {**WORDS, **{n: x.value_at(rank) for n, x in read.items()}})
-            if mine != whole:
-                types = [t for x in read.values() for t in x.types.items()]
-                axes |= {axis for axis, t in types if isinstance(t, Shard)}
+            for axis in form.sizes:
+                pieces = {n: _cut_over(axis, x, rank) for n, x in read.items()}
+                if eval(text, {**WORDS, **pieces}) != whole:
+                    axes.add(axis)
     return axes
+
+
+def _cut_over(axis: str, x: FormOperand, rank: Place) -> Tensor:
+    """Return the whole value, as long as the piece in the dim that this axis cuts."""
+    whole, t = x.value_at(rank), x.types.get(axis)
+    if not isinstance(t, Shard):
+        return whole
+    return whole.narrow(t.dim, 0, x.locals[rank].shape[t.dim])
 
 
 def _differ_along(axis: str, meant: Mapping[Place, Run], k: int) -> bool:
