@@ -57,7 +57,7 @@ def judge(form: Form, rng: random.Random, run: Runner = run_on_ranks) -> Judgeme
     # So that errors find the names in the line, as they do in a file.
     linecache.cache["<form>"] = len(source), None, source.splitlines(True), "<form>"
     meant = run_on_one_device(form, code)
-    if meant is None or is_undetermined(form):
+    if meant is None or is_undetermined(form, meant):
         return Judgement("invalid", "one device")
     ranks = run(form, code)
     if ranks is None:
