@@ -243,6 +243,16 @@ class _Belongs:
     def numerator(self) -> Any:
         return self
 
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is None:
+            return _combined("pow", self, other)
+        given = self, other, modulus
+        axes = dict.fromkeys(axis for x in given for axis, _ in facts_of(x).letters)
+        value = cast(Any, pow)(*map(plain, given))
+        return belonging(
+            value, Facts(tuple((axis, "V") for axis in axes), self.facts.origin)
+        )
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
@@ -293,7 +303,8 @@ class _Belongs:
 
 for _name in _OPERATORS:
     _bare = _name.removesuffix("_")
-    setattr(_Belongs, f"__{_bare}__", _forward(_name))
+    if _bare != "pow":  # which may have a third operand
+        setattr(_Belongs, f"__{_bare}__", _forward(_name))
     setattr(_Belongs, f"__r{_bare}__", _reflected(_name))
 
 for _change in (abs, operator.invert, round, math.ceil, math.floor, math.trunc):

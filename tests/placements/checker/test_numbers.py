@@ -265,6 +265,8 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "np.log2": (lambda x: np.log2(x.shape[0]), "V"),
     "np.add": (lambda x: np.add(x.shape[0], 2), "V"),
     "np.maximum": (lambda x: np.maximum(x.shape[0], 2), "V"),
+    "pow with a modulus": (lambda x: pow(x.shape[0], 2, 7), "V"),
+    "its inverse": (lambda x: pow(x.shape[0] * 0 + 3, -1, 7), "V"),
     "np.divmod": (lambda x: np.divmod(x.shape[0], 2)[0], "V"),
     "a scalar of numpy on the left": (lambda x: np.float32(2) * x.shape[0], "V"),
     "an integer of numpy on the left": (lambda x: np.int64(2) - x.shape[0], "V"),
