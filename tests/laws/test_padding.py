@@ -1,12 +1,26 @@
 """Nothing that counts depends on rows of padding: the law, over every op of the table."""
 
 import pytest
+import torch
 from hypothesis import given, settings
+from torch import Tensor
 
+from placements.annotations.declarations import type_of
 from placements.checker.lookup import KNOWN
+from placements.checker.mode import typecheck
+from placements.inference.flows.elementwise import pointwise
 from placements.inference.ops import OPS
+from placements.runtime.mesh import set_current_mesh
+from placements.runtime.tags import put
 from placements.testing.cases import call_names
-from placements.testing.laws.padding_ignored import PaddedCall, check_padding, padded_calls
+from placements.testing.laws.padding_ignored import (
+    ALONE,
+    PaddedCall,
+    check_padding,
+    padded_calls,
+)
+from placements.types.padding import Pads, Validity
+from placements.types.tensor import TensorType
 
 # Without tensors among their arguments, or with rows that they all look along.
 NEVER = frozenset(
@@ -40,6 +54,26 @@ def test_nothing_that_counts_depends_on_padding(name: str) -> None:
             break
     assert accepted or is_rare
     assert not accepted or plain not in NEVER
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if op.flow is pointwise])
+def test_what_an_op_makes_of_a_false_row_of_padding(name: str) -> None:
+    """Drawn operands are numbers, of which zeros stay zeros; False may become True."""
+    function = getattr(torch.Tensor, name, None) or getattr(torch, name, None)
+    bools = torch.tensor([True, False, False])
+    for others in ((), (bools.flip(0),)):
+        with set_current_mesh(ALONE), typecheck():
+            x = bools.clone()
+            put(x, TensorType(ALONE, (), pads=(Pads(Validity.of_first(1), (0,), 0),)))
+            try:
+                y = function(x, *others)
+            except Exception:  # not of bools, or not of so many operands
+                continue
+            known = type_of(y) if isinstance(y, Tensor) else None
+        for one in known.pads if known is not None else ():
+            if one.holds is not None:
+                assert y[1:].eq(one.holds).all(), (name, y, known)
 
 
 @pytest.mark.filterwarnings("ignore")

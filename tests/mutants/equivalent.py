@@ -56,6 +56,11 @@ SCATTERED = (
     "selects such an index has by chance of the data alone"
 )
 
+MADE_OF_FLOATS = "the op takes no bools, and a number made of two zeros is zero"
+TAKES_NO_BOOLS = (
+    "the op takes no bools, and only of bools does the table say that zeros flip"
+)
+
 OTHER_TOTALS = (
     "an outer cut counts all rows and an inner one those of a run, so axes that cut in "
     "another order have other extents on some rank, and are refused there for these"
@@ -184,6 +189,10 @@ EQUIVALENT: dict[str, str] = {
     "roles | along a dim: argsort, stable | flag -> unread": STABLE,
     "roles | matrix products: scaled_dot_product_attention, enable_gqa | flag -> unread": SAME_HEADS,
     "ops | counting: histc | linear -> ": NO_VALUE,
+    "columns | complex numbers: complex | of zeros: zeros stay": MADE_OF_FLOATS,
+    "columns | complex numbers: complex | of zeros: zero becomes one": TAKES_NO_BOOLS,
+    "columns | complex numbers: polar | of zeros: zeros stay": MADE_OF_FLOATS,
+    "columns | complex numbers: polar | of zeros: zero becomes one": TAKES_NO_BOOLS,
     "ops | reductions: all ... | cut dim: refused -> ": OWN_ROWS,
     "ops | matrix products: cross | cut dim: refused -> ": THREE_ROWS,
     "ops | matrix products: linalg_cross | cut dim: refused -> ": THREE_ROWS,

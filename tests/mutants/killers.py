@@ -29,11 +29,13 @@ from placements.testing.laws.sound import check_forgetting, check_sound, require
 from tests.laws import (
     test_kept_numbers,
     test_moves,
+    test_padding,
     test_round_trips,
     test_rules,
     test_sound,
 )
 from tests.mutants.known_forms import check_known, forms_of, known
+from tests.placements.checker import test_call_as_people_write_it
 from tests.placements.inference.flows import test_recurrent
 
 Law = Callable[[str], None]
@@ -203,6 +205,12 @@ def layers(name: str) -> None:
         test_recurrent.test_a_setting_is_that_of_all_ranks(name, packed)
 
 
+def ends_of_bins(name: str) -> None:
+    """A call is not taken for the one before, which had bins of other ends."""
+    assert name == "histc", name
+    test_call_as_people_write_it.test_the_memo_keeps_calls_apart()
+
+
 def prepare(killer: Killer) -> None:
     """Ask the tables as they are for what the law compares with."""
     law, argument = killer
@@ -233,6 +241,10 @@ LAWS: dict[str, Law] = {
     "programs": short_programs,
     "padding": padding,
     "layers": layers,
+    "bools": test_padding.test_what_an_op_makes_of_a_false_row_of_padding,
+    "counts": test_sound.test_a_count_of_own_rows_may_be_compared_with_zero,
+    "ends of bins": ends_of_bins,
+    "shared draws": test_recurrent.test_states_are_dropped_alike_only_if_draws_are_shared,
     "forms": check_known,
 }
 

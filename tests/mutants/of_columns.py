@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from placements.inference.flows import elementwise
-from placements.inference.ops import OPS, ROWS, Row
+from placements.inference.ops import OPS, OWN_COUNT, ROWS, Row
 from placements.inference.padding import ABSORBS, FLIPS, KEEPS
 from tests.mutants.killers import FORMS, Killer
 from tests.mutants.known_forms import forms_of
@@ -42,17 +42,25 @@ def of_columns() -> Iterator[Mutant]:
         if row.flow is elementwise.pointwise and "quotients" not in row.group:
             two = [n for n in TWO_OPERANDS if n in names and n in CALLED]
             padding = [("padding", n) for n in [*two, *some_names(row)]]
+            padding += [("bools", n) for n in names]
             for zeros, said in FALSE_OF_ZEROS[row.zeros].items():
+                if zeros == ABSORBS and row.zeros == KEEPS and not two:
+                    continue  # of one operand both say the same
                 yield _mutant(row, f"of zeros: {said}", padding, zeros=zeros)
         if row.forgets:
-            yield _mutant(row, "may not forget", sound(*some_names(row)), forgets="")
+            counts = [("counts", n) for n in names if row.forgets == OWN_COUNT]
+            forms = [forms_of(n, "", 0, FORMS) for n in names[:2]]
+            killers = [*counts, *forms, *sound(*some_names(row))]
+            yield _mutant(row, "may not forget", killers, forgets="")
         if row.takes:
             forms = [forms_of(n, "", 0, FORMS) for n in names[:2]]
+            if OPS[names[0]].needs_memory:  # which no form is drawn of
+                forms = [("shared draws", names[0])]
             yield _mutant(row, f"takes no {row.takes}", forms, takes="")
         if row.reads_floats:
             yield _mutant(
                 row,
                 "floats are not read",
-                [forms_of(names[0], "", 0, FORMS)],
+                [("ends of bins", names[0])],
                 reads_floats=False,
             )

@@ -37,7 +37,7 @@ def compared(op: Op, input: Any, other: Any) -> TensorType:
     A count of a cut dim is pending a sum. Whether it is zero, or as large as the piece,
     can be asked of the rank's own summand, and what that says of the whole nobody claims.
     """
-    if not isinstance(input, Operand) or input.can_have_gradient:
+    if not isinstance(input, Operand) or input.can_have_gradient or not op.forgets:
         return pointwise(op, input=input, other=other)
     pending = [axis for axis, t in input.type.items() if t.letter == "P"]
     if isinstance(other, Operand) and other.dtype == NUMBER:

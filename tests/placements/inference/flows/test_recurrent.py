@@ -228,6 +228,20 @@ def test_a_setting_is_that_of_all_ranks(name: str, packed: bool) -> None:
                 function(*operands, *own.values())
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh"])
+def test_states_are_dropped_alike_only_if_draws_are_shared(name: str) -> None:
+    """One call after the other, so that what was inferred of the first is remembered."""
+    layer: Any = layer_of({"lstm": "LSTM", "gru": "GRU"}.get(name, "RNN"), num_layers=2)
+    layer.dropout = 0.5
+    declare(layer, {"*": {"dp": R}})
+    with set_current_mesh({"dp": 2}), typecheck():
+        x = typed(torch.randn(STEPS, 4, INS, dtype=torch.float64), R)
+        for _ in range(2):
+            with shared_generator("dp"):
+                assert type_of(layer(x)[0]) == {"dp": R}
+            assert type_of(layer(x)[0]) == {"dp": V}
+
+
 def test_shapes_that_do_not_fit_are_refused_before_torch_runs() -> None:
     layer: Any = layer_of("LSTM")
     declare(layer, {"*": {"dp": R}})
