@@ -15,6 +15,7 @@ from spmd_moe.lint.words import (
     GRADIENTS,
     INTEGERS,
     LIKE_THEIR_TENSOR,
+    LOCALS,
     MEANS,
     RANK,
     RANKS,
@@ -178,6 +179,8 @@ class Values:
         is_of_tensors = is_method or name.startswith("torch.")
         if is_of_tensors or LIKE_THEIR_TENSOR.search(what):
             found |= taken & (Fact.DTENSOR | PLACED)
+        if LOCALS.search(what) or LIKE_THEIR_TENSOR.search(what):
+            found |= taken & Fact.GRADIENT
         if COMPUTES.search(what) and not taken & Fact.PLAIN:
             found |= Fact.COMPUTED
         reduction = argument(node, 99, "reduction")
@@ -203,7 +206,7 @@ class Values:
             kept = self.of(owner) & _OF_GRADIENT
             return Fact.DTENSOR | kept | (self.of(to) & PLACED)
         if method in ("to_local", "full_tensor") and owner is not None:
-            return self.of(owner) & _OF_GRADIENT
+            return self.of(owner) & (_OF_GRADIENT | Fact.GRADIENT)
         if method == "requires_grad_":
             return (self.of(owner) & ~Fact.PLAIN) | Fact.TRAINED
         if last(name) == "Parameter":

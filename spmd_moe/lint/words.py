@@ -54,6 +54,8 @@ LIKE_THEIR_TENSOR = re.compile(
     r"|bool|masked_fill|detach|squeeze|unsqueeze|view_as|type_as|fill_|zero_|scatter|requires_grad_"
     r"|scatter_|scatter_add|scatter_add_|transpose|permute|flatten|t|cpu|cuda)$"
 )
+# Helpers of one's own that take the local part of what may be a DTensor.
+LOCALS = re.compile(r"(?:^|[._])(?:to_|get_)?local(?:_tensor|_part|_grad)?$")
 MEANS = re.compile(r"(?:^|\.)(?:mean|cross_entropy|nll_loss|mse_loss|nanmean)$")
 
 STATES = {

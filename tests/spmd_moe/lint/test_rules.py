@@ -232,6 +232,8 @@ WRONG = [
             if p.grad is not None:
                 dist.all_reduce(p.grad, group=tp)
      """),
+    ("reduced-by-hand", LIKELY, "g = local(p.grad)\ndist.all_reduce(g, group=tp)"),
+    ("reduced-by-hand", LIKELY, "dist.all_reduce(p.grad.to_local(), group=tp)"),
     ("flag", LIKELY, "x = [p for p in ps if getattr(p, 'sequence_parallel', False)]"),
     ("flag", LIKELY, "setattr(self.weight, 'tensor_model_parallel', True)"),
     ("clip", LIKELY, """
@@ -375,6 +377,7 @@ RIGHT = [
     ("reducing-hook", "p.register_hook(lambda g: g * 2)"),
     ("reducing-hook", "p.register_hook(imported)"),
     ("reduced-by-hand", "dist.all_reduce(loss)"),
+    ("reduced-by-hand", "dist.all_reduce(local(loss))"),
     ("flag", "getattr(config, 'sequence_parallel', False)"),
     ("flag", "getattr(p, 'requires_grad', False)"),
     ("clip", """
