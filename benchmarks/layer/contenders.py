@@ -4,6 +4,7 @@ A contender is a function of the input that gives the output, and the parameters
 gradient. The peers are optional: one that is not installed is named as missing.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,11 +37,13 @@ def contenders(shape: Shape, dtype: torch.dtype) -> tuple[dict[str, Contender], 
         OURS: Contender(lambda x: moe(x, seq_len=shape.tokens), parameters),
         "textbook loop": Contender(lambda x: textbook(moe, x), parameters),
     }
-    missing = ["torchtitan (not on the registry in a form that runs beside this torch)"]
-    try:
-        found |= of_transformers(shape, moe, dtype)
-    except ImportError as error:
-        missing.append(f"transformers ({error})")
+    peers = {"transformers": of_transformers, "torchtitan": of_torchtitan}
+    missing: list[str] = []
+    for name, peer in peers.items():
+        try:
+            found |= peer(shape, moe, dtype)
+        except ImportError as error:
+            missing.append(f"{name} ({error})")
     return found, missing
 
 
@@ -87,3 +90,42 @@ def of_transformers(shape: Shape, moe: MoE, dtype: torch.dtype) -> dict[str, Con
 
     parameters = list(block.parameters())
     return {f"transformers {way}": Contender(run(way), parameters) for way in TRANSFORMERS}
+
+
+def of_torchtitan(shape: Shape, moe: MoE, dtype: torch.dtype) -> dict[str, Contender]:
+    """torchtitan's layer on one rank. It computes experts in bfloat16 whatever it gets."""
+    if dtype != torch.bfloat16:
+        return {}
+    from torchtitan.models.common import moe as titan
+    from torchtitan.models.common.linear import Linear
+    from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
+
+    experts, dim, top_k = shape.experts, shape.dim, shape.top_k
+    layer: Any = titan.MoE.Config(
+        num_experts=experts,
+        load_balance_coeff=None,
+        router=titan.TokenChoiceTopKRouter.Config(
+            num_experts=experts, top_k=top_k, score_func="softmax", route_norm=True,
+            gate=Linear.Config(in_features=dim, out_features=experts),
+        ),
+        routed_experts=titan.RoutedExperts.Config(
+            inner_experts=titan.GroupedExperts.Config(
+                dim=dim, hidden_dim=shape.hidden, num_experts=experts
+            ),
+            token_dispatcher=LocalTokenDispatcher.Config(num_experts=experts, top_k=top_k),
+        ),
+    ).build()  # fmt: skip
+    layer = layer.to(dtype)
+    theirs, ours = layer.routed_experts.inner_experts, moe.experts
+    with torch.no_grad():
+        layer.router.gate.weight.copy_(moe.router.w_gate_ED)
+        theirs.w1_EFD.copy_(ours.w1_GFD)
+        theirs.w3_EFD.copy_(ours.w3_GFD)
+        theirs.w2_EDF.copy_(ours.w2_GDF)
+
+    def run(x_TD: Tensor) -> Tensor:
+        with warnings.catch_warnings():  # it asks for autocast to float32, for GPUs
+            warnings.simplefilter("ignore", UserWarning)
+            return layer(x_TD.unsqueeze(0)).squeeze(0)
+
+    return {"torchtitan": Contender(run, list(layer.parameters()))}

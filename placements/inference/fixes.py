@@ -56,17 +56,16 @@ def fixes(
 
     The first `kept` operands are not to be changed: an in-place op writes them.
     """
-    may_be_own = refusal.reason == PIECEWISE
     if refusal.pads is not None:
         return pad_fixes(infer, operands, names, refusal, kept)
+    # Who takes rows of a piece may mean them, so one fix of three says that.
+    means_own = refusal.reason == PIECEWISE
     mending: list[Fix] = []
     forgetting: list[Fix] = []  # they may silence the mistake, so they come last
-    attempts = [
-        (row, changed) for row in _CANDIDATES for changed in _choices(row, operands)
-    ]
+    attempts = [(row, k) for row in _CANDIDATES for k in _choices(row, operands)]
     seen: set[Transition | None] = set()
     for row, changed in [*attempts, (None, ())]:
-        if len(mending) == MOST and not may_be_own:
+        if len(mending) == MOST and not means_own:
             break
         if row in seen or any(k < kept for k in changed):
             continue
@@ -75,7 +74,7 @@ def fixes(
             continue
         (forgetting if fix.forgets else mending).append(fix)
         seen.add(row)
-    return [*mending[: MOST - may_be_own], *forgetting][:MOST]
+    return [*mending[: MOST - means_own], *forgetting][:MOST]
 
 
 def repeat_fix(

@@ -13,7 +13,7 @@ give a plain number that no rule knows again, so the listener may refuse them.
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias, cast
@@ -138,7 +138,7 @@ def _combined(name: str, left: Any, right: Any) -> Any:
     if name in ("add", "sub") and not (one.letters and two.letters):
         # Zero may be added to a summand (`sum` starts with it), another number not.
         given, number = (one, right) if one.letters else (two, left)
-        letters = given.letters if not number else _all_varying(given)
+        letters = tuple((axis, "V" if number else x) for axis, x in given.letters)
     else:
         axes = dict.fromkeys(axis for axis, _ in (*one.letters, *two.letters))
         letters = tuple(
@@ -169,8 +169,10 @@ def _divided(size: Facts, by: Any) -> Cuts:
     return cuts if len(cuts) == len(size.cuts) else ()
 
 
-def _all_varying(facts: Facts) -> tuple[tuple[str, str], ...]:
-    return tuple((axis, "V") for axis, _ in facts.letters)
+def _each_own(numbers: Iterable[Any], origin: str) -> Facts:
+    """Return what is known of a number that each rank makes of its own numbers."""
+    letters = {axis: "V" for x in numbers for axis, _ in facts_of(x).letters}
+    return Facts(tuple(letters.items()), origin)
 
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -228,30 +230,19 @@ class _Belongs:
     def __pos__(self) -> Any:
         return self
 
-    def conjugate(self) -> Any:
-        return self
+    conjugate = __pos__
+    real = numerator = property(__pos__)
 
     def as_integer_ratio(self) -> Any:
         above, below = plain(self).as_integer_ratio()
         return self._changed(above), self._changed(below)
 
-    @property
-    def real(self) -> Any:
-        return self
-
-    @property
-    def numerator(self) -> Any:
-        return self
-
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is None:
             return _combined("pow", self, other)
         given = self, other, modulus
-        axes = dict.fromkeys(axis for x in given for axis, _ in facts_of(x).letters)
         value = cast(Any, pow)(*map(plain, given))
-        return belonging(
-            value, Facts(tuple((axis, "V") for axis in axes), self.facts.origin)
-        )
+        return belonging(value, _each_own(given, self.facts.origin))
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -275,8 +266,7 @@ class _Belongs:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Call a function of numpy: a number keeps the axes, an array has none to keep."""
         result = getattr(ufunc, method)(*map(plain, inputs), **options)
-        letters = {a: "V" for one in inputs for a, _ in facts_of(one).letters}
-        facts = Facts(tuple(letters.items()), f"{ufunc.__name__}({self.facts.origin})")
+        facts = _each_own(inputs, f"{ufunc.__name__}({self.facts.origin})")
         if isinstance(result, tuple):  # divmod
             return tuple(self._of_numpy(one, facts) for one in cast(Any, result))
         return self._of_numpy(result, facts)
@@ -291,7 +281,7 @@ class _Belongs:
 
     def _changed(self, value: Any) -> Any:
         """Return another number, which each rank makes of its own."""
-        return belonging(value, Facts(_all_varying(self.facts), self.facts.origin))
+        return belonging(value, _each_own((self,), self.facts.origin))
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind: type[int] | type[float] = int if isinstance(self, RankInt) else float

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from placements.runtime.errors import PlacementError
-from placements.testing.forms.form import WORDS, Form, Judgement
+from placements.testing.forms.form import Form, Judgement
 from placements.testing.forms.operands import (
     FormOperand,
     Place,
@@ -38,6 +38,7 @@ from placements.testing.forms.runs import (
     is_undetermined,
     run_on_one_device,
     run_on_ranks,
+    settings_of_pieces,
     source_of,
 )
 from placements.types.axis import AxisType, P, Shard, V
@@ -178,7 +179,7 @@ def _judge_values(
                 continue
             if _differ_along(axis, meant, k):
                 raise False_(f"{text}, but each rank of {axis!r} draws in another way")
-        for axis in _settings_of_pieces(form):
+        for axis in settings_of_pieces(form):
             if said[axis] is not V and "empty" not in form.op:
                 raise False_(f"{text}, but the size of a piece on {axis!r} sets the draw")
         if _free(form, said):
@@ -204,29 +205,6 @@ def _judge_values(
                 raise False_(
                     f"{text}: joined {show(value)}, on one device {show(run.outputs[k])}"
                 )
-
-
-def _settings_of_pieces(form: Form) -> set[str]:
-    """Return the axes on which a size that is used as a number is that of a piece."""
-    axes: set[str] = set()
-    for text in form.settings:
-        named = set(re.findall(r"\b\w+\b", text))
-        read = {name: x for name, x in form.operands.items() if name in named}
-        for rank in places(form.sizes, list(form.sizes)):
-            whole = eval(text, {**WORDS, **{n: x.value_at(rank) for n, x in read.items()}})
-            for axis in form.sizes:
-                pieces = {n: _cut_over(axis, x, rank) for n, x in read.items()}
-                if eval(text, {**WORDS, **pieces}) != whole:
-                    axes.add(axis)
-    return axes
-
-
-def _cut_over(axis: str, x: FormOperand, rank: Place) -> Tensor:
-    """Return the whole value, as long as the piece in the dim that this axis cuts."""
-    whole, t = x.value_at(rank), x.types.get(axis)
-    if not isinstance(t, Shard):
-        return whole
-    return whole.narrow(t.dim, 0, x.locals[rank].shape[t.dim])
 
 
 def _differ_along(axis: str, meant: Mapping[Place, Run], k: int) -> bool:

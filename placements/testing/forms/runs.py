@@ -4,6 +4,7 @@ On axes where an operand is Varying, or where the line asks for the rank, the li
 meaning on one device at each place.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, SimpleNamespace
@@ -19,7 +20,7 @@ from placements.checker.mode import typecheck
 from placements.runtime.mesh import set_current_mesh
 from placements.runtime.state import shared_generator
 from placements.testing.forms.form import WORDS, Form
-from placements.testing.forms.operands import Place, places
+from placements.testing.forms.operands import FormOperand, Place, places
 from placements.types.axis import AxisType, Shard
 from placements.types.index import Index
 from placements.types.mesh import Mesh
@@ -154,6 +155,29 @@ def counted_apart(meant: Mapping[Place, Run]) -> set[str]:
             if len(differing) == 1 and len(run.outputs) != len(other.outputs):
                 found.add(differing[0])
     return found
+
+
+def settings_of_pieces(form: Form) -> set[str]:
+    """Return the axes on which a size that is used as a number is that of a piece."""
+    axes: set[str] = set()
+    for text in form.settings:
+        named = set(re.findall(r"\b\w+\b", text))
+        read = {name: x for name, x in form.operands.items() if name in named}
+        for rank in places(form.sizes, list(form.sizes)):
+            whole = eval(text, {**WORDS, **{n: x.value_at(rank) for n, x in read.items()}})
+            for axis in form.sizes:
+                pieces = {n: _cut_over(axis, x, rank) for n, x in read.items()}
+                if eval(text, {**WORDS, **pieces}) != whole:
+                    axes.add(axis)
+    return axes
+
+
+def _cut_over(axis: str, x: FormOperand, rank: Place) -> Tensor:
+    """Return the whole value, as long as the piece in the dim that this axis cuts."""
+    whole, t = x.value_at(rank), x.types.get(axis)
+    if not isinstance(t, Shard):
+        return whole
+    return whole.narrow(t.dim, 0, x.locals[rank].shape[t.dim])
 
 
 def run_on_ranks(form: Form, code: CodeType) -> dict[Place, Run] | None:
