@@ -16,8 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import compress
-from operator import call, delitem, is_, setitem
+from operator import call, delitem, itemgetter, setitem
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -138,40 +137,67 @@ def _group_classes() -> list[Any]:
 
 
 class Replacements:
-    """What to replace, worked out beforehand: putting it in place is a list of C calls."""
+    """What to replace, worked out beforehand: putting it in place is a list of C calls.
+
+    The entry of the owner's dict counts, not what getattr makes of it: that has to come
+    back. What is asked at each block is asked owner by owner, in few calls of C.
+    """
 
     def __init__(self, owners: list[Any], patches: Iterable[_Patch]) -> None:
         self.owners = owners
-        self._read: list[Callable[[], Any]] = []  # what torch has now
-        self._old: list[Any] = []
-        self._new: list[Any] = []
         self.install: list[Callable[[], None]] = []
         self._undo: list[Callable[[], None]] = []
-        for owner, name, make in patches:
-            # The entry of the dict, not what getattr makes of it: that has to come back.
-            is_dict = owner.__class__ in (dict, OrderedDict)
-            entries = cast(Mapping[str, Any], owner if is_dict else vars(owner))
-            put, take = (setitem, delitem) if is_dict else (setattr, delattr)
-            read = partial(entries.get, name, _MISSING)
-            old = read()
-            inherited = old is _MISSING
+        self._undo_each: list[tuple[Callable[[], Any], Any, Callable[[], None]]] = []
+        self._readers: list[Callable[[], Any]] = []
+        self._new: list[Any] = []
+        by_owner: dict[int, list[_Patch]] = {}
+        for patch in patches:
+            by_owner.setdefault(id(patch.owner), []).append(patch)
+        for group in by_owner.values():
+            self._plan(group[0].owner, group)
+        self._old = self._now()
+
+    def _plan(self, owner: Any, patches: list[_Patch]) -> None:
+        is_dict = owner.__class__ in (dict, OrderedDict)
+        entries = cast(Mapping[str, Any], owner if is_dict else vars(owner))
+        put, take = (setitem, delitem) if is_dict else (setattr, delattr)
+        old = {name: entries[name] for _, name, _ in patches if name in entries}
+        new: dict[str, Any] = {}
+        for _, name, make in patches:
+            inherited = name not in old
             if inherited and not is_dict and not hasattr(owner, name):
                 raise unsupported([f"{owner.__name__}.{name} (to check its calls)"])
-            new = make(getattr(owner, name, old) if inherited else old)
-            undo = partial(take, owner, name), partial(put, owner, name, old)
-            self._read.append(read)
-            self._old.append(old)
-            self._new.append(new)
-            self.install.append(partial(put, owner, name, new))
-            self._undo.append(undo[0] if inherited else undo[1])
+            new[name] = make(old[name] if name in old else getattr(owner, name, _MISSING))
+            read = partial(entries.get, name, _MISSING)
+            undo = partial(take, owner, name), partial(put, owner, name, old.get(name))
+            self._undo_each.append((read, new[name], undo[0] if inherited else undo[1]))
+            if inherited:
+                self._readers.append(read)
+                self._new.append(new[name])
+        if old:
+            read_all = itemgetter(*old)
+            self._readers.append(partial(read_all, entries))
+            self._new.append(read_all(new))
+        if isinstance(entries, dict) and len(old) == len(new):
+            update: Any = entries.update
+            self.install.append(partial(update, new))
+            self._undo.append(partial(update, old))
+        else:
+            self.install += [partial(put, owner, name, one) for name, one in new.items()]
+            self._undo += [undo for _, _, undo in self._undo_each[-len(new) :]]
+
+    def _now(self) -> list[Any]:
+        return list(map(call, self._readers))
 
     def fits(self, owners: list[Any]) -> bool:
         """Return whether torch is as it was when the plan was made."""
-        return self.owners == owners and all(map(is_, map(call, self._read), self._old))
+        return self.owners == owners and self._now() == self._old
 
     def undo(self) -> list[Callable[[], None]]:
         """Return the calls that put torch back; what others replaced since stays."""
-        return list(compress(self._undo, map(is_, map(call, self._read), self._new)))
+        if self._now() == self._new:
+            return self._undo
+        return [undo for read, new, undo in self._undo_each if read() is new]
 
 
 _last: list[Replacements] = []
