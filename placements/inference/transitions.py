@@ -5,8 +5,7 @@ again a row of this table. So a row is right if its action and the action of its
 are adjoint, which the tests check for all of them.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 from placements.types.axis import BY_LETTER, AxisType, dual
 
@@ -20,6 +19,11 @@ class Transition:
     dst: str
     action: str
     meaning: str
+    # Whether the result is another name for the memory of the input; each call asks.
+    is_cast: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_cast", self.action in _CASTS)
 
     @property
     def communicates(self) -> str | None:
@@ -33,11 +37,6 @@ class Transition:
     @property
     def dims_added(self) -> int:
         return _DIMS_ADDED.get(self.action, 0)
-
-    @cached_property
-    def is_cast(self) -> bool:
-        """Whether the result is another name for the memory of the input."""
-        return self.action in _CASTS
 
 
 # action -> the collective it needs; the other actions are local.
