@@ -80,7 +80,8 @@ class Runs:
 
     def empty(self, rows_NK: Tensor, columns: int | None = None) -> Tensor:
         """Return memory for the rows with their padding."""
-        return rows_NK.new_empty(self._rows, columns or rows_NK.shape[1])
+        columns = rows_NK.shape[1] if columns is None else columns
+        return rows_NK.new_empty(self._rows, columns)
 
     def unpadded(self, rows_NK: Tensor) -> Tensor:
         """Return the rows without those of padding."""
