@@ -176,11 +176,11 @@ def loop(
 def _computed(plan: Runs, rows: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:
     """Compute rows with padding."""
     out = plan.empty(rows, matrices[2].shape[2])
-    for run, batch, found in zip(
-        plan.runs, plan.batches(rows), plan.batches(out), strict=True
+    each = (plan.matrices(w) for w in matrices)
+    for run, batch, found, w1, w3, w2 in zip(
+        plan.runs, plan.batches(rows), plan.batches(out), *each, strict=True
     ):
         if run.rows > 0:
-            w1, w3, w2 = (run.of(w) for w in matrices)
             hidden = silu(product(batch, w1), inplace=True).mul_(product(batch, w3))
             product(hidden, w2, found)
     return out
@@ -196,14 +196,13 @@ class _Experts(torch.autograd.Function):
         plan = _plan(w1, counts)
         rows = plan.padded(rows_MD)
         out = plan.empty(rows, w2.shape[1])
-        matrices = w1.mT, w3.mT, w2.mT
+        matrices = (plan.matrices(w.mT) for w in (w1, w3, w2))
         kept: list[Tensor] = []
         with without_autocast(rows_MD):
-            for run, batch, found in zip(
-                plan.runs, plan.batches(rows), plan.batches(out), strict=True
+            for run, batch, found, w1_DF, w3_DF, w2_FD in zip(
+                plan.runs, plan.batches(rows), plan.batches(out), *matrices, strict=True
             ):
                 if run.rows > 0:
-                    w1_DF, w3_DF, w2_FD = (run.of(w) for w in matrices)
                     gate, up = product(batch, w1_DF), product(batch, w3_DF)
                     product(silu(gate).mul_(up), w2_FD, found)
                     kept += [gate, up]
@@ -226,17 +225,20 @@ class _Experts(torch.autograd.Function):
         ]
         d_out = plan.padded(grads[0].contiguous())  # of `.sum()` it comes expanded
         pairs = iter(zip(kept[::2], kept[1::2], strict=True))
+        nothing = [None] * len(plan.runs)
         with without_autocast(rows_MD):
-            for run, batch, d_found, d_batch in zip(
+            for run, batch, d_found, d_batch, weights, d_of_w in zip(
                 plan.runs,
                 plan.batches(plan.padded(rows_MD)),
                 plan.batches(d_out),
-                [None] * len(plan.runs) if d_rows is None else plan.batches(d_rows),
+                nothing if d_rows is None else plan.batches(d_rows),
+                zip(*(plan.matrices(w) for w in (w1, w3, w2)), strict=True),
+                zip(
+                    *(nothing if d is None else plan.matrices(d) for d in d_w), strict=True
+                ),
                 strict=True,
             ):
-                d_of_w = [None if d is None else run.of(d) for d in d_w]
                 if run.rows > 0:
-                    weights = run.of(w1), run.of(w3), run.of(w2)
                     _backward_of(batch, d_found, next(pairs), weights, d_batch, d_of_w)
                     continue
                 for gradient in d_of_w:

@@ -34,25 +34,13 @@ class Run:
     def rows(self) -> int:
         return (self.end - self.start) * self.width
 
-    def of(self, weights: Tensor) -> Tensor:
-        """Return the matrices of these experts; of one alone a matrix, not a batch."""
-        if self.end - self.start == 1:
-            return weights[self.start]
-        return weights[self.start : self.end]
-
-    def batch(self, rows_mK: Tensor) -> Tensor:
-        """Return the rows of these experts as their matrices take them."""
-        experts = self.end - self.start
-        return (
-            rows_mK if experts == 1 else rows_mK.view(experts, self.width, rows_mK.shape[1])
-        )
-
 
 class Runs:
     """The rows of each expert, and how they are cut into runs."""
 
     def __init__(self, counts: list[int], size: int | None) -> None:
         """Cut into runs of one expert each, unless `size` says how large a matrix is."""
+        self._are_batches = size is not None
         self.runs: list[Run] = []
         for expert, count in enumerate(counts):
             run = Run(expert, expert + 1, count)
@@ -68,9 +56,20 @@ class Runs:
             self._places_N = torch.tensor(_places(self.runs, counts))
 
     def batches(self, rows_NK: Tensor) -> Sequence[Tensor]:
-        """Return the rows of each run; views of rows with padding, if any."""
+        """Return views of the rows of each run: batches, or rows of the one expert."""
         parts = cast(Any, rows_NK).split([run.rows for run in self.runs])
-        return [run.batch(part) for run, part in zip(self.runs, parts, strict=True)]
+        if not self._are_batches:
+            return parts
+        return [
+            part.view(run.end - run.start, run.width, rows_NK.shape[1])
+            for run, part in zip(self.runs, parts, strict=True)
+        ]
+
+    def matrices(self, weights_GKN: Tensor) -> Sequence[Tensor]:
+        """Return views of the matrices of each run: batches, or the one matrix."""
+        if not self._are_batches:
+            return weights_GKN.unbind(0)
+        return cast(Any, weights_GKN).split([run.end - run.start for run in self.runs])
 
     def padded(self, rows_NK: Tensor) -> Tensor:
         """Return the rows with rows of zeros in between."""
