@@ -19,7 +19,7 @@ from torch import Tensor
 
 # So many multiplications with zeros take as long as a call. A batch of so many experts has
 # saved nearly all that there is to save, and beside so many rows a call is nothing.
-WORTH_A_CALL, LONGEST, MANY_ROWS = 3_500_000, 16, 128
+WORTH_A_CALL, LONGEST, MANY_ROWS = 6_000_000, 16, 128
 
 
 @dataclass(frozen=True)
