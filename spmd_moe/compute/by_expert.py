@@ -12,7 +12,7 @@ its last, because
   again, which is cheaper than to fetch it;
 - the gradients are written where they stay, each once. An expert without rows gets zeros.
 
-Where a call costs more than it computes, several experts are taken at a time: see `runs.py`.
+Where a call costs more than it computes, it takes several at a time, as `runs.py` says.
 
 It is used where its result cannot be told from the plain one but by rounding: on a CPU,
 outside of compiled code. A strategy is an object that a
