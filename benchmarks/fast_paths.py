@@ -1,21 +1,22 @@
-"""Each fast path against the plain path, on 2 gloo ranks.
+"""Each fast path against the plain path, on 2 and 4 gloo ranks.
 
 Dispatch and collect alone, forward and backward, no experts between them: so what differs
 is the path. The two take turns, and told is the median of the ratios of neighbouring
-calls, with the quartiles, and the bytes that a rank hands to ep in a forward. Below 1 the
-fast path is faster. The last rows are on one rank: what the combine can be asked to do.
+calls, with its upper 95 % bound, and the bytes that a rank hands to ep in a forward. Below
+1 the fast path is faster. The last rows are on one rank: what combine can be asked to do.
+`make bench-layer` shows the same.
 """
 
 import math
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.layer.paired import Times, ratio
 from placements import ledger, set_current_mesh
 from placements.testing import device_mesh, run_ranks
 from placements.types.mesh import as_mesh
@@ -28,7 +29,6 @@ from spmd_moe.paths.regroup import ByIndex, PadGroups, regrouped
 from spmd_moe.permute import inverse, regroup
 
 ROUNDS = 25
-RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def step(dispatcher: Any, routing: Any, x_TD: Tensor) -> None:
 Compared = tuple[list[float], list[float], list[int]]
 
 
-def compare(path: Path, tokens: int, dim: int) -> Compared:
+def compare(path: Path, ranks: int, tokens: int, dim: int) -> Compared:
     """Seconds of each call, plain and fast, and bytes over ep of one forward of each."""
     torch.set_num_threads(1)
-    at, mesh = layout("C1"), device_mesh({"dp": 1, "cp": 1, "tp": RANKS})
-    sparse = as_mesh(device_mesh({"edp": 1, "ep": RANKS, "etp": 1}))
+    at, mesh = layout("C1"), device_mesh({"dp": 1, "cp": 1, "tp": ranks})
+    sparse = as_mesh(device_mesh({"edp": 1, "ep": ranks, "etp": 1}))
     config = MoEConfig(
-        dim=dim, hidden_dim=8, num_experts=4 * RANKS, top_k=path.top_k,
+        dim=dim, hidden_dim=8, num_experts=4 * ranks, top_k=path.top_k,
         round_robin=path.round_robin,
     )  # fmt: skip
     with set_current_mesh(mesh):
@@ -152,39 +152,51 @@ def on_one_rank() -> list[tuple[str, list[float], list[float]]]:
     return found
 
 
-def line(name: str, shape: str, slow: list[float], quick: list[float], sent: str) -> str:
-    ratios = [b / a for a, b in zip(slow, quick, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    milliseconds = 1e3 * statistics.median(slow)
-    spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-    return f"| {name} | {shape} | {milliseconds:.2f} | {spread} | {sent} |"
-
-
 SHAPES = ((64, 64), (1024, 256))
 
 
-def every_path() -> list[Compared]:
-    return [compare(path, *shape) for path in PATHS for shape in SHAPES]
+def every_path(ranks: int, shape: tuple[int, int]) -> list[Compared]:
+    return [compare(path, ranks, *shape) for path in PATHS]
+
+
+def measure(
+    shapes: tuple[tuple[int, int], ...], tell: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
+    """One record for each path, number of ranks and shape."""
+    for ranks in (2, 4):
+        for shape in shapes:
+            tell(f"fast paths, {ranks} ranks, {shape[0]} tokens of {shape[1]}")
+            mesh = {"dp": 1, "cp": 1, "tp": ranks}
+            found = run_ranks(
+                mesh, every_path, ranks, shape, backend="gloo", timeout=600.0
+            )[0]
+            for path, (slow, quick, sizes) in zip(PATHS, found, strict=True):
+                yield record(path.name, ranks, shape, slow, quick, sizes)
+    tell("fast paths, one rank")
+    for name, slow, quick in on_one_rank():
+        yield record(name, 1, (2048, 512), slow, quick, [0, 0])
+
+
+def record(
+    name: str,
+    ranks: int,
+    shape: tuple[int, int],
+    slow: list[float],
+    quick: list[float],
+    sizes: list[int],
+) -> dict[str, Any]:
+    plain, fast = Times(slow), Times(quick)
+    return {
+        "path": name, "ranks": ranks, "tokens": shape[0], "dim": shape[1],
+        "seconds": {"plain": plain.median, "fast": fast.median},
+        "ratio": asdict(ratio(fast, plain)), "bytes": sizes,
+    }  # fmt: skip
 
 
 def main() -> None:
-    heads = (
-        "fast path",
-        "tokens a rank, dim",
-        "plain, ms",
-        "fast / plain (quartiles)",
-        "bytes",
-    )
-    print(f"| {' | '.join(heads)} |")
-    print("|---|---|---|---|---|")
-    mesh = {"dp": 1, "cp": 1, "tp": RANKS}
-    found = run_ranks(mesh, every_path, backend="gloo", timeout=600.0)[0]
-    rows = ((path.name, shape) for path in PATHS for shape in SHAPES)
-    for (name, shape), (slow, quick, sizes) in zip(rows, found, strict=True):
-        sent = f"{sizes[0]:,} to {sizes[1]:,}"
-        print(line(name, f"{shape[0]}, {shape[1]}", slow, quick, sent))
-    for name, slow, quick in on_one_rank():
-        print(line(name, "2048, 512", slow, quick, "none"))
+    from benchmarks.layer.report import markdown
+
+    print(markdown({"paths": list(measure(SHAPES, lambda _: None))}))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,12 @@ from placements import (
     as_mesh,
     current_mesh,
     redistribute,
+    type_of,
     typed,
 )
 from spmd_moe.auxiliary import KeepsRoutings
-from spmd_moe.combine import combine, combine_into
+from spmd_moe.combine import combine, combine_in_pieces, combine_into
+from spmd_moe.compute.by_expert import is_plain_cpu
 from spmd_moe.config import MoEConfig, Parallel, check_together
 from spmd_moe.dims import TD, OtherTD, X
 from spmd_moe.dispatch import AbstractDispatcher, LocalDispatcher
@@ -118,9 +120,11 @@ class MoE(KeepsRoutings):
         sent = self.dispatcher.dispatch(x_TD, routing)
         with self.dispatcher.on_expert_mesh():
             rows_MD = self.experts(sent.rows_MD, sent.counts_G, sent.counts_list)
+        plan = sent.plan
+        del sent  # its rows are as much memory as those that the experts computed
         # The shared experts run while the rows of the routed ones are on their way back.
         # all-to-all over ep in C1, C2, C5, C5 no SP
-        returning = self.dispatcher.collect_start(rows_MD, sent.plan)
+        returning = self.dispatcher.collect_start(rows_MD, plan)
         shared_TD = None
         if self.shared_experts is not None:
             # all-gather in C1; convert in C2
@@ -129,14 +133,20 @@ class MoE(KeepsRoutings):
             # reduce-scatter in C1
             shared_TD = _move(shared_TD, at.shared_output, at.added, rows)
         if shared_TD is not None and self._adds_in_place():
-            rows_ND, slots = self.dispatcher.arrived(returning), sent.plan.slots
+            rows_ND, order_N = self.dispatcher.arrived(returning), plan.slots.order_N
             y_TD = combine_into(
-                shared_TD, rows_ND, routing.gates_TK, slots.order_N, at, weigh=weigh, keep=x
+                shared_TD, rows_ND, routing.gates_TK, order_N, at, weigh=weigh, keep=x
             )
         else:
-            rows_ND = self.dispatcher.collect_finish(returning)
-            narrow = self.config.narrow_gates
-            y_TD = combine(rows_ND, routing.gates_TK, at, weigh=weigh, narrow=narrow)
+            how: Any = {"weigh": weigh, "narrow": self.config.narrow_gates}
+            if torch.is_grad_enabled() or type_of(x) is not None or not is_plain_cpu(x):
+                rows_ND = self.dispatcher.collect_finish(returning)
+                y_TD = combine(rows_ND, routing.gates_TK, at, **how)
+            else:
+                rows_ND = self.dispatcher.arrived(returning)
+                y_TD = combine_in_pieces(
+                    rows_ND, plan.slots.inverse_N, routing.gates_TK, at, **how
+                )
             # convert in C2
             y_TD = _move(y_TD, at.combined, at.added, rows)
             y_TD = y_TD if shared_TD is None else y_TD + shared_TD

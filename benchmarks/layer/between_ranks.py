@@ -5,6 +5,7 @@ the same weights and the same routing, and compute their experts in the same way
 differs is how the rows travel.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -107,19 +108,19 @@ def wall(calls: dict[str, Any], rounds: int) -> dict[str, Times]:
     return timed(calls, rounds, float("inf"), by_clock=True)
 
 
-def measure(shapes: tuple[Shape, ...], rounds: int, tell: Any) -> list[dict[str, Any]]:
+def measure(
+    shapes: tuple[Shape, ...], rounds: int, tell: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
     """One record for each number of ranks, shape and direction."""
-    records: list[dict[str, Any]] = []
     for ranks in (2, 4):
         for shape in shapes:
             tell(f"{ranks} ranks, {shape.name}")
             results = run_ranks(ranks, on_rank, ranks, shape, rounds, backend="gloo")
             for direction in ("forward", "forward+backward"):
                 ours, book = (Times(results[0][direction][n]) for n in ("ours", "textbook"))
-                records.append({
+                yield {
                     "ranks": ranks, "shape": asdict(shape), "direction": direction,
                     "seconds": {"ours": ours.median, "textbook": book.median},
                     "ratio": asdict(ratio(ours, book)),
                     "bytes": [r["bytes"] for r in results],
-                })  # fmt: skip
-    return records
+                }  # fmt: skip

@@ -13,24 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from benchmarks.layer.limits import bytes_of_weights
 from benchmarks.layer.shapes import Shape
 from spmd_moe import MoE
 
 OURS = "ours"
-# Of transformers: the ways in which it computes experts on a CPU.
-TRANSFORMERS = ("eager", "grouped_mm", "batched_mm")
+# Of transformers: the ways in which it computes experts on a CPU. The last one copies the
+# weights of its expert for each row.
+COPIES = "batched_mm"
+TRANSFORMERS = ("eager", "grouped_mm", COPIES)
+# A contender that needs more memory than this is left out: the system may end the run.
+MOST_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One layer; `run` is a forward."""
+    """One layer; `run` is a forward. `nbytes` is what it copies of weights in one."""
 
     run: Callable[[Tensor], Tensor]
     parameters: list[nn.Parameter]
+    nbytes: int = 0
 
 
 def contenders(shape: Shape, dtype: torch.dtype) -> tuple[dict[str, Contender], list[str]]:
-    """Every layer of `shape` that is installed, and the names of those that are not."""
+    """Every layer of `shape` that can run here, and which ones cannot, with the reason."""
     moe = MoE(shape.config, dtype=dtype)
     parameters = list(moe.parameters())
     found = {
@@ -44,6 +50,10 @@ def contenders(shape: Shape, dtype: torch.dtype) -> tuple[dict[str, Contender], 
             found |= peer(shape, moe, dtype)
         except ImportError as error:
             missing.append(f"{name} ({error})")
+    # Backward makes the gradient of a copy beside it.
+    for name in [n for n, c in found.items() if 2 * c.nbytes > MOST_BYTES]:
+        gigabytes = 2 * found.pop(name).nbytes / 2**30
+        missing.append(f"{name} on {shape.name}, {dtype}: needs {gigabytes:.1f} GB")
     return found, missing
 
 
@@ -89,7 +99,11 @@ def of_transformers(shape: Shape, moe: MoE, dtype: torch.dtype) -> dict[str, Con
         return forward
 
     parameters = list(block.parameters())
-    return {f"transformers {way}": Contender(run(way), parameters) for way in TRANSFORMERS}
+    copied = shape.rows * bytes_of_weights(shape, dtype, 1)
+    return {
+        f"transformers {way}": Contender(run(way), parameters, copied * (way == COPIES))
+        for way in TRANSFORMERS
+    }
 
 
 def of_torchtitan(shape: Shape, moe: MoE, dtype: torch.dtype) -> dict[str, Contender]:

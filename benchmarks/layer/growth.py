@@ -1,5 +1,6 @@
 """How the layer grows: one size doubles while the others stay."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +13,10 @@ from benchmarks.layer.shapes import GROWTH
 from spmd_moe import MoE
 
 
-def measure(rounds: int, budget: float, tell: Any) -> list[dict[str, Any]]:
+def measure(
+    rounds: int, budget: float, tell: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
     """One record for each size."""
-    records: list[dict[str, Any]] = []
     for what, shapes in GROWTH.items():
         tell(f"growth with {what}")
         calls: dict[str, Any] = {}
@@ -31,8 +33,7 @@ def measure(rounds: int, budget: float, tell: Any) -> list[dict[str, Any]]:
         for k, shape in enumerate(shapes):
             for direction in ("forward", "forward+backward"):
                 seconds = times[f"{direction} {k}"].median
-                records.append({
+                yield {
                     "grows": what, "size": getattr(shape, what), "direction": direction,
                     "shape": asdict(shape), "seconds": seconds,
-                })  # fmt: skip
-    return records
+                }  # fmt: skip

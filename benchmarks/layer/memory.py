@@ -3,12 +3,17 @@ own record of what it allocates. What a library below takes without asking torch
 it."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+# Above the level at which the profiler prints a line for each start and stop. It is read
+# when the first profile starts.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

@@ -42,7 +42,7 @@ def with_backward(
 
 
 def measure(
-    shapes: tuple[Shape, ...], rounds: int, budget: float, tell: Callable[[str], None]
+    shapes: tuple[Shape, ...], rounds: int, budget: float, tell: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
     """One record for each shape, dtype and direction."""
     read = bandwidth()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 DRAWS = 2000
-HOPELESS = 8
+HOPELESS = 4
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The tables of a run, for the terminal and for a page, and its plot."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ HEAD_RANKS: Row = (
     "95 %",
     "bytes a rank",
 )
+HEAD_PATHS: Row = (
+    "fast path", "ranks", "tokens a rank, dim", "plain ms", "fast / plain", "95 %", "bytes",
+)  # fmt: skip
 HEAD_GROWTH: Row = ("grows", "direction", "size: ms")
 
 
@@ -55,6 +59,17 @@ def rank_rows(records: list[dict[str, Any]]) -> list[Row]:
     ]  # fmt: skip
 
 
+def path_rows(records: list[dict[str, Any]]) -> list[Row]:
+    return [
+        (
+            r["path"], str(r["ranks"]), f"{r['tokens']}, {r['dim']}",
+            ms(r["seconds"]["plain"]), f"{r['ratio']['median']:.2f}",
+            f"{r['ratio']['upper']:.2f}", f"{r['bytes'][0]:,} to {r['bytes'][1]:,}",
+        )
+        for r in records
+    ]  # fmt: skip
+
+
 def growth_rows(records: list[dict[str, Any]]) -> list[Row]:
     lines: dict[tuple[str, str], list[str]] = {}
     for r in records:
@@ -68,11 +83,17 @@ def ms(seconds: float) -> str:
 
 
 def tables(run: dict[str, Any]) -> list[tuple[str, Row, list[Row]]]:
-    """Every table of a run: title, head, lines."""
+    """The table of each part that was run: title, head, lines."""
+    parts: dict[str, tuple[str, Row, Callable[[list[dict[str, Any]]], list[Row]]]] = {
+        "layer": ("The layer in one process", HEAD_LAYER, layer_rows),
+        "ranks": ("Between ranks, over the textbook layer", HEAD_RANKS, rank_rows),
+        "paths": ("Fast paths, over the plain path", HEAD_PATHS, path_rows),
+        "growth": ("Growth", HEAD_GROWTH, growth_rows),
+    }
     return [
-        ("The layer in one process", HEAD_LAYER, layer_rows(run["layer"])),
-        ("Between ranks, over the textbook layer", HEAD_RANKS, rank_rows(run["ranks"])),
-        ("Growth", HEAD_GROWTH, growth_rows(run["growth"])),
+        (title, head, lines(run[part]))
+        for part, (title, head, lines) in parts.items()
+        if run.get(part)
     ]
 
 
@@ -109,9 +130,12 @@ def plot(run: dict[str, Any], path: Path) -> bool:
         records = [
             r for r in run["layer"] if (r["dtype"], r["direction"]) == (dtype, direction)
         ]
-        names = list(records[0]["seconds"]) if records else []
-        for name in names:
-            over = [r["seconds"][name] / max(r["limits"].values()) for r in records]
+        for name in dict.fromkeys(n for r in records for n in r["seconds"]):
+            # One that was left out of a shape has no point there.
+            over = [
+                r["seconds"].get(name, float("nan")) / max(r["limits"].values())
+                for r in records
+            ]
             axis.plot(range(len(over)), over, "o-" if name == "ours" else ".--", label=name)
         axis.set(title=f"{dtype}, {direction}", yscale="log", ylabel="time over the limit")
         labels = [r["shape"]["name"].replace(", ", "\n") for r in records]

@@ -12,6 +12,8 @@ its last, because
   again, which is cheaper than to fetch it;
 - the gradients are written where they stay, each once. An expert without rows gets zeros.
 
+Where a call costs more than it computes, it takes several at a time, as `runs.py` says.
+
 It is used where its result cannot be told from the plain one but by rounding: on a CPU,
 outside of compiled code. A strategy is an object that a
 `GroupedExperts` has as `compute`; another may be put there.
@@ -19,7 +21,7 @@ outside of compiled code. A strategy is an object that a
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +36,10 @@ from spmd_moe.compute.grouped_mm import (
     grouped_mm,
     in_autocast_dtype,
 )
-from spmd_moe.compute.products import outer, product
+from spmd_moe.compute.products import has_fast_batches, outer, product
+from spmd_moe.compute.runs import Runs
 from spmd_moe.permute import is_dispatched, on_host
 from spmd_moe.precision import without_autocast
-
-# Rows for each expert below which products of half precision, which are short then, are
-# better made by one call for all experts.
-FEW_ROWS = 4
-
 
 _NOWHERE: Mapping[str, AxisType] = {}
 
@@ -138,16 +136,10 @@ class ByExpert(AbstractExpertCompute):
         rows_MD, *weights = in_autocast_dtype(*operands)
         w1_GFD, w3_GFD, w2_GDF = weights
         operands = rows_MD, w1_GFD, w3_GFD, w2_GDF
-        if is_half(rows_MD) and rows_MD.shape[0] < FEW_ROWS * w1_GFD.shape[0]:
-            return plain_experts(*operands, counts_G)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return _Experts.apply(*operands, counts)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportReturnType]
         with torch.no_grad(), without_autocast(rows_MD):
             return loop(*operands, counts)
-
-
-def is_half(x: Tensor) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16)
 
 
 def is_plain_cpu(*operands: Tensor) -> bool:
@@ -178,15 +170,22 @@ def loop(
     rows_MD: Tensor, w1_GFD: Tensor, w3_GFD: Tensor, w2_GDF: Tensor, counts: list[int]
 ) -> Tensor:
     """Compute without gradients, in the order of the experts."""
-    out_MD = rows_MD.new_empty(rows_MD.shape[0], w2_GDF.shape[1])
-    matrices = (w.mT.unbind(0) for w in (w1_GFD, w3_GFD, w2_GDF))
-    for rows, out, w1, w3, w2 in zip(
-        _split(rows_MD, counts), _split(out_MD, counts), *matrices, strict=True
+    plan = _plan(w1_GFD, counts)
+    matrices = w1_GFD.mT, w3_GFD.mT, w2_GDF.mT
+    return plan.unpadded(_computed(plan, plan.padded(rows_MD), matrices))
+
+
+def _computed(plan: Runs, rows: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:
+    """Compute rows with padding."""
+    out = plan.empty(rows, matrices[2].shape[2])
+    each = (plan.matrices(w) for w in matrices)
+    for run, batch, found, w1, w3, w2 in zip(
+        plan.runs, plan.batches(rows), plan.batches(out), *each, strict=True
     ):
-        if rows.shape[0] > 0:
-            hidden_mF = silu(product(rows, w1), inplace=True)
-            product(hidden_mF.mul_(product(rows, w3)), w2, out)
-    return out_MD
+        if run.rows > 0:
+            hidden = silu(product(batch, w1), inplace=True).mul_(product(batch, w3))
+            product(hidden, w2, found)
+    return out
 
 
 class _Experts(torch.autograd.Function):
@@ -196,20 +195,22 @@ class _Experts(torch.autograd.Function):
     def forward(
         ctx: Any, rows_MD: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, counts: list[int]
     ) -> Tensor:
-        out_MD = rows_MD.new_empty(rows_MD.shape[0], w2.shape[1])
-        matrices = (w.mT.unbind(0) for w in (w1, w3, w2))
+        plan = _plan(w1, counts)
+        rows = plan.padded(rows_MD)
+        out = plan.empty(rows, w2.shape[1])
+        matrices = (plan.matrices(w.mT) for w in (w1, w3, w2))
         kept: list[Tensor] = []
         with without_autocast(rows_MD):
-            for rows, out, w1_DF, w3_DF, w2_FD in zip(
-                _split(rows_MD, counts), _split(out_MD, counts), *matrices, strict=True
+            for run, batch, found, w1_DF, w3_DF, w2_FD in zip(
+                plan.runs, plan.batches(rows), plan.batches(out), *matrices, strict=True
             ):
-                if rows.shape[0] > 0:
-                    gate_mF, up_mF = product(rows, w1_DF), product(rows, w3_DF)
-                    product(silu(gate_mF).mul_(up_mF), w2_FD, out)
-                    kept += [gate_mF, up_mF]
+                if run.rows > 0:
+                    gate, up = product(batch, w1_DF), product(batch, w3_DF)
+                    product(silu(gate).mul_(up), w2_FD, found)
+                    kept += [gate, up]
         ctx.save_for_backward(rows_MD, w1, w3, w2, *kept)
-        ctx.counts = counts
-        return out_MD
+        ctx.counts, ctx.plan = counts, plan
+        return plan.unpadded(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -217,69 +218,68 @@ class _Experts(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _differentiable(ctx, (rows_MD, w1, w3, w2), grads[0])
         needs_rows, *needs_w, _ = ctx.needs_input_grad
-        d_rows = torch.empty_like(rows_MD) if needs_rows else None
+        plan: Runs = ctx.plan
+        d_rows = plan.empty(rows_MD) if needs_rows else None
         # In the order of memory, as the optimizer will read them.
         d_w = [
             torch.empty(w.shape, dtype=w.dtype) if needed else None
             for w, needed in zip((w1, w3, w2), needs_w, strict=True)
         ]
-        d_out_MD = grads[0].contiguous()  # of `.sum()` it comes expanded
+        d_out = plan.padded(grads[0].contiguous())  # of `.sum()` it comes expanded
         pairs = iter(zip(kept[::2], kept[1::2], strict=True))
+        nothing = [None] * len(plan.runs)
         with without_autocast(rows_MD):
-            for rows, d_out, d_of_rows, weights, d_weights in zip(
-                _split(rows_MD, ctx.counts),
-                _split(d_out_MD, ctx.counts),
-                _parts(d_rows, ctx.counts),
-                zip(w1.unbind(0), w3.unbind(0), w2.unbind(0), strict=True),
-                zip(*(_parts(d, [1] * len(ctx.counts)) for d in d_w), strict=True),
+            for run, batch, d_found, d_batch, weights, d_of_w in zip(
+                plan.runs,
+                plan.batches(plan.padded(rows_MD)),
+                plan.batches(d_out),
+                nothing if d_rows is None else plan.batches(d_rows),
+                zip(*(plan.matrices(w) for w in (w1, w3, w2)), strict=True),
+                zip(
+                    *(nothing if d is None else plan.matrices(d) for d in d_w), strict=True
+                ),
                 strict=True,
             ):
-                if rows.shape[0] > 0:
-                    _backward_of_one(
-                        rows, d_out, next(pairs), weights, d_of_rows, d_weights
-                    )
+                if run.rows > 0:
+                    _backward_of(batch, d_found, next(pairs), weights, d_batch, d_of_w)
                     continue
-                for gradient in d_weights:
+                for gradient in d_of_w:
                     if gradient is not None:
                         gradient.zero_()
-        return d_rows, *d_w, None
+        return None if d_rows is None else plan.unpadded(d_rows), *d_w, None
 
 
-def _split(x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-    return cast(Any, x).split(sizes)
+def _plan(w1_GFD: Tensor, counts: list[int]) -> Runs:
+    """Say which experts are computed together: several only where a batch is fast."""
+    _, hidden, dim = w1_GFD.shape
+    return Runs(counts, hidden * dim if has_fast_batches(w1_GFD.dtype) else None)
 
 
-def _parts(whole: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
-    """Return the pieces of a gradient; None for each where none is wanted."""
-    return [None] * len(sizes) if whole is None else _split(whole, sizes)
-
-
-def _backward_of_one(
+def _backward_of(
     rows: Tensor,
     d_out: Tensor,
     kept: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor, Tensor],
     d_rows: Tensor | None,
-    d_w: tuple[Tensor | None, ...],
+    d_w: Sequence[Tensor | None],
 ) -> None:
-    """Write the gradients of one expert's rows and weights."""
-    (gate_mF, up_mF), (w1, w3, w2) = kept, weights
-    d_w1, d_w3, d_w2 = (None if d is None else d.squeeze(0) for d in d_w)
-    silu_mF = silu(gate_mF)
+    """Write the gradients of the rows and weights of a run."""
+    (gate, up), (w1, w3, w2), (d_w1, d_w3, d_w2) = kept, weights, d_w
+    silu_of_gate = silu(gate)
     if d_w2 is not None:
-        outer(d_out, silu_mF * up_mF, d_w2)
+        outer(d_out, silu_of_gate * up, d_w2)
     if d_rows is None and d_w1 is None and d_w3 is None:
         return
-    d_hidden_mF = product(d_out, w2)
-    d_up_mF = silu_mF.mul_(d_hidden_mF)
-    d_gate_mF = torch.ops.aten.silu_backward(d_hidden_mF.mul_(up_mF), gate_mF)
+    d_hidden = product(d_out, w2)
+    d_up = silu_of_gate.mul_(d_hidden)
+    d_gate = torch.ops.aten.silu_backward(d_hidden.mul_(up), gate)
     if d_w1 is not None:
-        outer(d_gate_mF, rows, d_w1)
+        outer(d_gate, rows, d_w1)
     if d_w3 is not None:
-        outer(d_up_mF, rows, d_w3)
+        outer(d_up, rows, d_w3)
     if d_rows is not None:
-        product(d_gate_mF, w1, d_rows)
-        d_rows += product(d_up_mF, w3)
+        product(d_gate, w1, d_rows)
+        d_rows += product(d_up, w3)
 
 
 def _differentiable(

@@ -63,8 +63,14 @@ def has_slow_mkl() -> bool:
     )
 
 
+@cache
+def has_fast_batches(dtype: torch.dtype) -> bool:
+    """Return whether a batch of products is faster than one by one."""
+    return dtype in (torch.bfloat16, torch.float16) and not is_widened(dtype)
+
+
 def product(rows_MK: Tensor, matrix_KN: Tensor, out: Tensor | None = None) -> Tensor:
-    """rows @ matrix, written to `out` if there is one.
+    """rows @ matrix, or a batch of them, written to `out` if there is one.
 
     Where it may be differentiated, which is in a backward that is itself differentiated,
     it is a product of torch.
@@ -75,7 +81,8 @@ def product(rows_MK: Tensor, matrix_KN: Tensor, out: Tensor | None = None) -> Te
     elif torch.is_grad_enabled():
         found = rows_MK @ matrix_KN
     elif dtype != torch.float32 or not has_slow_mkl():
-        return torch.mm(rows_MK, matrix_KN, out=out)
+        times = torch.mm if rows_MK.dim() == 2 else torch.bmm
+        return times(rows_MK, matrix_KN, out=out)
     else:
         (m, k), n = rows_MK.shape, matrix_KN.shape[1]
         is_along = matrix_KN.stride(0) == 1 and rows_MK.stride(1) == 1
