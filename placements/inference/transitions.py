@@ -6,7 +6,6 @@ are adjoint, which the tests check for all of them.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from placements.types.axis import BY_LETTER, AxisType, dual
 
@@ -34,7 +33,7 @@ class Transition:
     def dims_added(self) -> int:
         return _DIMS_ADDED.get(self.action, 0)
 
-    @cached_property
+    @property
     def is_cast(self) -> bool:
         """Whether the result is another name for the memory of the input."""
         return self.action in _CASTS
