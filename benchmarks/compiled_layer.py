@@ -80,8 +80,8 @@ def _measured(parallel: Parallel) -> Found:
     x_TD = torch.randn(TOKENS, CONFIG.dim, requires_grad=True)
     torch._dynamo.reset()
     counters.clear()
-    # As `fullgraph=True` compiles, which traces sizes that are read from tensors; but a break
-    # is counted here, and is no error.
+    # As `fullgraph=True` compiles, which traces sizes that are read from tensors, but a
+    # break is counted here, and is no error.
     compiled = cast(Any, torch).compile(moe)
     sizes = cast(Any, torch)._dynamo.config.patch(capture_scalar_outputs=True)
     # Every rank compiles; what another one, or a run before, has made would hide that.
