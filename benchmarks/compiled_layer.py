@@ -80,10 +80,13 @@ def _measured(parallel: Parallel) -> Found:
     x_TD = torch.randn(TOKENS, CONFIG.dim, requires_grad=True)
     torch._dynamo.reset()
     counters.clear()
-    compiled = cast(Any, torch).compile(moe)  # not as one graph by force: breaks count
+    # As `fullgraph=True` compiles, which traces sizes that are read from tensors, but a
+    # break is counted here, and is no error.
+    compiled = cast(Any, torch).compile(moe)
+    sizes = cast(Any, torch)._dynamo.config.patch(capture_scalar_outputs=True)
     # Every rank compiles; what another one, or a run before, has made would hide that.
     fresh = cast(AbstractContextManager[Any], torch._inductor.utils.fresh_cache())
-    with set_current_mesh(dense), fresh:
+    with set_current_mesh(dense), sizes, fresh:
         compiling = _step(compiled, x_TD, _with_children)
         layers = {"compiled": compiled, "eager": moe}
         times: dict[str, list[Times]] = {name: [] for name in layers}

@@ -68,8 +68,9 @@ def _is_written(seen: _Seen) -> bool:
         return True
     if seen.values is None:
         return False
-    now = project(seen.tensor)
-    return not torch.allclose(now, seen.values, rtol=0.0, atol=0.0, equal_nan=True)
+    # Bit by bit: the numbers of equal values are equal, also where they are not finite.
+    now = project(seen.tensor).view(torch.int64)
+    return not torch.equal(now, seen.values.view(torch.int64))
 
 
 def _written_argument(call: str, seen: _Seen) -> PlacementError:

@@ -6,6 +6,7 @@ hashed, and the hashes must be equal: whole numbers, and the places where floats
 finite (these count as zero in the projection). All of it depends on the order of elements.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -93,10 +94,13 @@ def project(x: Tensor) -> Tensor:
     flat = x.reshape(-1)
     if not flat.is_floating_point():
         return torch.cat([_projected(flat.double()), _halves(_hash(flat.long()))])
-    found = _projected(flat.float() if flat.element_size() < 4 else flat)
+    wide = flat.float() if flat.element_size() < 4 else flat
     # On another device than the CPU the program would have to wait for the answer.
-    if flat.is_cpu and bool(found.isfinite().all()):
-        return torch.cat([found, found.new_zeros(2)])
+    if flat.is_cpu:
+        projection, square = _dot(wide, _weights(wide.dtype, wide.device)), wide.dot(wide)
+        numbers = float(projection), float(square)
+        if all(map(math.isfinite, numbers)):
+            return torch.tensor([*numbers, 0.0, 0.0], dtype=torch.float64)
     kinds = flat.isnan() + 2 * flat.isposinf() + 4 * flat.isneginf()
     finite = flat.double().nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
     return torch.cat([_projected(finite), _halves(_hash(kinds.long()))])

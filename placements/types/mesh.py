@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import count, product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -104,6 +104,9 @@ class Mesh:
                     f"0..{self.sizes[axis] - 1}"
                 )
         self.device_mesh = device_mesh
+        # Of a DeviceMesh it is read once: reading a tensor takes longer the more ranks
+        # there are, and `reinterpret_mesh` asks in every step.
+        self._order = None if device_mesh is None else _ranks_of(device_mesh)
         # Axes of size 1 carry no information: types leave them out.
         self.axes: tuple[str, ...] = tuple(a for a, n in self.sizes.items() if n > 1)
         self.position: dict[str, int] = {a: i for i, a in enumerate(self.axes)}
@@ -184,10 +187,14 @@ class Mesh:
 
     def rank_order(self) -> tuple[int, ...]:
         """Return the global ranks, row-major; what two presentations must share."""
-        if self.device_mesh is None:
-            return tuple(range(self.num_ranks))
-        with unseen():
-            return tuple(int(rank) for rank in self.device_mesh.mesh.flatten())
+        return tuple(range(self.num_ranks)) if self._order is None else self._order
+
+
+def _ranks_of(mesh: "DeviceMesh") -> tuple[int, ...]:
+    """Return the global ranks of a DeviceMesh, row-major."""
+    with unseen():
+        ranks: list[int] = cast(Any, mesh.mesh.flatten()).tolist()
+    return tuple(ranks)
 
 
 # What is taken where a mesh is expected; `as_mesh` makes a Mesh of it.

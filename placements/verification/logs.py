@@ -32,6 +32,11 @@ class Claim(NamedTuple):
         return f"S({self.dim})" if self.letter == "S" else WORDS[self.letter]
 
 
+# One claim for each letter: a log of many ranks would hold a hundred times as many that are
+# equal, and Python's search for garbage goes through all that is held.
+UNCUT = {letter: Claim(letter) for letter in "RIP"}
+
+
 class MeshKey(NamedTuple):
     """A mesh by value: equal on all ranks that share it."""
 
@@ -225,5 +230,5 @@ def claims_of(found: TensorType, shape: tuple[int, ...]) -> dict[str, Claim]:
             held = cuts[at + 1][1].total if at + 1 < len(cuts) else shape[t.dim]
             claims[axis] = Claim("S", t.dim, cuts[at][1].sizes, held)
         elif t.letter in "RI":
-            claims[axis] = Claim(t.letter)
+            claims[axis] = UNCUT[t.letter]
     return claims

@@ -38,6 +38,7 @@ from placements.verification.crosscheck import verdict
 from placements.verification.logs import (
     COLLECTIVE,
     GRADIENT,
+    UNCUT,
     VALUE,
     Claim,
     Event,
@@ -286,7 +287,7 @@ class Verify(Typecheck):
                 projected = project(grad)
                 for letter in dict.fromkeys(causes.values()):
                     claims = {
-                        a: Claim(duals[a].letter) for a in causes if causes[a] == letter
+                        a: UNCUT[duals[a].letter] for a in causes if causes[a] == letter
                     }
                     self._add(
                         GRADIENT, where, call, name, found.mesh, claims, grad, projected,
@@ -328,7 +329,7 @@ class Verify(Typecheck):
         if mesh is None or mesh.device_mesh is None:
             return
         kind = f"{entry.kind}{' (backward)' * entry.backward}"
-        claims = {entry.axis: Claim("P")}
+        claims = {entry.axis: UNCUT["P"]}
         event = Event(COLLECTIVE, entry.caller, 0, kind, self._key(mesh), claims)
         self._log.entries.append(event)
 

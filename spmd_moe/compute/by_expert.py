@@ -39,7 +39,7 @@ from spmd_moe.compute.grouped_mm import (
 from spmd_moe.compute.products import has_fast_batches, outer, product
 from spmd_moe.compute.runs import Runs
 from spmd_moe.permute import is_dispatched, on_host
-from spmd_moe.precision import without_autocast
+from spmd_moe.precision import autocast_dtype, without_autocast
 
 _NOWHERE: Mapping[str, AxisType] = {}
 
@@ -90,8 +90,10 @@ def with_types_of_plain(
     operands = rows_MD, w1_GFD, w3_GFD, w2_GDF, counts_G
     if type_of(rows_MD) is None:
         return compute(*operands, counts_list)
+    # The autocast of a device does not reach meta tensors: they get its dtype here.
+    stand_ins = [x.to("meta", autocast_dtype(x) or x.dtype) for x in operands]
     with torch.no_grad():
-        types = type_of(plain_experts(*(x.to("meta") for x in operands))) or _NOWHERE
+        types = type_of(plain_experts(*stand_ins)) or _NOWHERE
 
     def values(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, counts: Tensor) -> Tensor:
         with unchecked():

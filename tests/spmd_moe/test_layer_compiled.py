@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from placements import Mesh, assert_type, set_current_mesh, split, type_of, typecheck
@@ -63,9 +65,10 @@ def compare(cases: list[Case]) -> tuple[list[bool], int]:
             moe.router.balance.expert_bias_E.copy_(case.bias())
             mesh = dense or Mesh({})
             x, weights = (split(t, moe.layout.input, mesh)[rank] for t in case.tensors())
+            # Compiled first: nothing that eager mode leaves behind may be needed.
             moe.experts.compute = ByExpert()
-            close = step(moe, moe, x, weights, case.seq_len)
             got = step(compiled, moe, x, weights, case.seq_len)
+            close = step(moe, moe, x, weights, case.seq_len)
             moe.experts.compute = Plain()
             found.append(same(got, step(moe, moe, x, weights, case.seq_len)))
             torch.testing.assert_close(got, close, rtol=1e-14, atol=1e-14)
@@ -103,6 +106,36 @@ def test_on_processes() -> None:
     case = Case(Parallel(dp=2, ep=2))
     found = run_ranks({"dp": 2}, compare, [case, case], backend="gloo", timeout=400)
     assert found == [([True, True], 1)] * 2
+
+
+def without_fullgraph(case: Case, scalars: bool) -> tuple[bool, int, int]:
+    """Whether outputs and gradients are those of eager mode; graphs; breaks."""
+    torch._dynamo.reset()  # of what a program before has compiled in this process
+    breaks = sum(counters["graph_break"].values())
+    settings = torch._dynamo.config.patch(capture_scalar_outputs=scalars)
+    with meshes(case.parallel) as (dense, sparse), traced() as graphs, settings:
+        moe = build(case, sparse)
+        moe.experts.compute = Plain()  # as compiled code does
+        assert dense is not None
+        rank = dist.get_rank()
+        x, weights = (split(t, moe.layout.input, dense)[rank] for t in case.tensors())
+        compiled: Any = torch.compile(moe, backend="aot_eager")
+        got = step(compiled, moe, x, weights, case.seq_len)
+        equal = same(got, step(moe, moe, x, weights, case.seq_len))
+    return equal, graphs[0], sum(counters["graph_break"].values()) - breaks
+
+
+def test_without_fullgraph_it_breaks_where_splits_are_read_and_one_setting_mends_it() -> (
+    None
+):
+    # On processes, so that nothing was run before.
+    case = Case(Parallel(dp=2, ep=2))
+    (equal, graphs, breaks), _ = run_ranks(
+        {"dp": 2}, without_fullgraph, case, False, backend="gloo", timeout=400
+    )
+    assert equal and graphs > 1 and breaks > 0
+    found = run_ranks({"dp": 2}, without_fullgraph, case, True, backend="gloo", timeout=400)
+    assert found == [(True, 1, 0)] * 2
 
 
 def test_recomputation_counts_no_token_twice() -> None:

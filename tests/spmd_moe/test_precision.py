@@ -105,8 +105,13 @@ def test_routing_under_autocast_is_routing_without_it(
     assert torch.equal(cast.w_gate_ED.grad, plain.w_gate_ED.grad)
 
 
-def under_autocast(case: Case, dtype: torch.dtype, reentrant: bool | None = None) -> Step:
-    """The step as a training loop with mixed precision writes it."""
+def under_autocast(
+    case: Case, dtype: torch.dtype, reentrant: bool | None = None, narrow: bool = False
+) -> Step:
+    """The step as a training loop with mixed precision writes it.
+
+    `narrow`: the layer's input comes from a product before it, in autocast's dtype.
+    """
     with meshes(case.parallel) as (dense, sparse):
         moe = build(case, sparse)
         mesh, rank = (dense or {}), (dist.get_rank() if dense else 0)
@@ -114,7 +119,7 @@ def under_autocast(case: Case, dtype: torch.dtype, reentrant: bool | None = None
         x.requires_grad_()
 
         def run(x: Tensor) -> Tensor:
-            return moe(x, seq_len=case.seq_len)
+            return moe(x.to(dtype) if narrow else x, seq_len=case.seq_len)
 
         with typecheck() if case.checked else nullcontext():
             types = moe.input_types(case.seq_len)
@@ -157,6 +162,19 @@ def test_the_layer_works_under_autocast(
     case = Case(parallel, config, dtype=torch.float32, checked=checked)
     steps = steps_under_autocast(case, torch.bfloat16)
     assert_equals_one_device(case, steps, rtol=5e-2)
+
+
+@pytest.mark.parametrize("parallel", PARALLELS, ids=named)
+def test_a_checked_layer_takes_an_input_in_autocasts_dtype(parallel: Parallel) -> None:
+    """As a projection before the layer gives it. Checking changes no bit of the step."""
+    case = Case(parallel, dtype=torch.float32)
+    plain = steps_under_autocast(case, torch.bfloat16, None, True)
+    checked = steps_under_autocast(replace(case, checked=True), torch.bfloat16, None, True)
+    for one, other in zip(plain, checked, strict=True):
+        assert torch.equal(one.y, other.y) and torch.equal(one.d_x, other.d_x)
+        assert one.gradients.keys() == other.gradients.keys()
+        for name, gradient in one.gradients.items():
+            assert torch.equal(gradient, other.gradients[name]), name
 
 
 @pytest.mark.parametrize("parallel", [PARALLELS[0], PARALLELS[6]], ids=named)
