@@ -28,7 +28,13 @@ from placements.inference.terms import Operand, Refusal
 from placements.runtime import tags
 from placements.runtime.callsite import located, names_in_call
 from placements.runtime.describe import described
-from placements.runtime.errors import PlacementError, mismatch, refused_call
+from placements.runtime.dtensors import types_of_placements
+from placements.runtime.errors import (
+    PlacementError,
+    held_as_dtensor,
+    mismatch,
+    refused_call,
+)
 from placements.runtime.forgotten import any_questions, asked_before
 from placements.types.axis import WORDS, Shard
 from placements.types.tensor import TensorType
@@ -76,6 +82,9 @@ COMPLAINTS = (RuntimeError, IndexError, ValueError, ZeroDivisionError, _LinAlgEr
 def refuse_pieces(error: Exception, where: str, arguments: Any) -> None:
     """Raise PlacementError where torch was given pieces that do not fit."""
     tensors = list(tensors_in(arguments))
+    for tensor in tensors:
+        if types_of_placements(tensor) is not None:
+            raise held_as_dtensor(where, tensor) from error
     known = [tags.get(t) for t in tensors]
     cut = [k for k in known if k is not None and any(t.letter in "SVP" for t in k.types)]
     own_numbers = next(numbers_in(arguments), None) is not None

@@ -20,6 +20,7 @@ from placements.types.tensor import TensorType
 from placements.types.text import print_word
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
+_CASTS = ("convert", "reinterpret")
 
 
 def no_axis_of_mesh(call: str, group: str) -> PlacementError:
@@ -52,7 +53,18 @@ def wrong_source(
         call, x, known, axis, print_word(src), print_word(actual),
         rule="src must be the type that the tensor has",
         fixes=_from_actual(call, name_of(x, call) or "x", axis, actual, dst),
+        advice=_own_summand(actual, src),
     )  # fmt: skip
+
+
+def _own_summand(src: AxisType, dst: AxisType) -> str:
+    """Return what to do where a rank wants the summand that it has, as its own value."""
+    if (src.letter, dst.letter) != ("P", "V"):
+        return ""
+    return (
+        "each rank's own share is Varying if what was summed is: reinterpret that first, "
+        "src=S(dim), dst=V"
+    )
 
 
 def _from_actual(
@@ -144,5 +156,7 @@ def _advice(call: str, name: str, axis: str, src: AxisType, dst: AxisType) -> st
         return f"if the values really are summands, say so: {summands}"
     if call in _REDUCTIONS and src.letter in "RI":
         return "the values are equal on all ranks already; a sum would count them n times"
+    if call in _CASTS and _own_summand(src, dst):
+        return _own_summand(src, dst)
     other = find("redistribute", src, dst)
     return "" if other is None else call_text(other.call, name, axis, src, dst)

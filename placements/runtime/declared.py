@@ -38,12 +38,24 @@ def declared(
         raise ArgumentError(
             f"no placement is declared for mesh axis {missing[0]!r}. "
             f"Declared: {sorted(types)}; required: {list(mesh.axes)}"
+            + _elsewhere(mesh, types)
         )
     said = {axis: _dim_from_front(t, len(shape)) for axis, t in said.items()}
     for dim, size in enumerate(shape):
         axes = [a for a, t in said.items() if isinstance(t, Shard) and t.dim == dim]
         said |= _bound_cuts(mesh, dim, size, {a: said[a] for a in axes})
     return one_of(make(mesh, said, index))
+
+
+def _elsewhere(mesh: Mesh, types: Mapping[str, object]) -> str:
+    """Return what to do if no axis of a declaration is one of this mesh."""
+    if any(axis in mesh.position for axis in types) or not types:
+        return ""
+    return (
+        f". None of the declared axes is one of {mesh!r}, which is current here: make the "
+        "mesh of the declaration current where the tensor is used, or declare it on the "
+        "axes of this one"
+    )
 
 
 def declared_of(mesh: Mesh, said: Declaration, shape: tuple[int, ...]) -> TensorType:

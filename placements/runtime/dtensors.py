@@ -10,7 +10,7 @@ from torch import Tensor
 
 from placements._torch import unseen
 from placements.inference.fixes import call_text
-from placements.types.axis import AxisType, P, R, Shard
+from placements.types.axis import AxisType, I, P, R, Shard
 from placements.types.mesh import Mesh
 
 
@@ -135,12 +135,14 @@ def _instead(called: str, given: dict[str, Any]) -> str:
     mesh: Any = given.get("device_mesh") or getattr(dtensor, "device_mesh", None)
     held = _types(mesh, getattr(dtensor, "placements", ()))
     wanted = _types(mesh, given.get("placements"))
+    summands = {a for a, t in _types(mesh, given.get("grad_placements")).items() if t == P}
     if called in ("from_local", "to_local"):
-        said = ", ".join(f"{axis!r}: {t!r}" for axis, t in (wanted or held).items())
-        return f"assert_type(x, {{{said}}}), where x is the local tensor"
+        return _as_local(called, wanted or held, summands)
     if called == "distribute_tensor":
         moves = [("convert", axis, R, t) for axis, t in wanted.items() if t != R]
     else:
+        if called == "full_tensor":  # a complete gradient on every rank, unless it says P
+            wanted = {a: R if a in summands or t == R else I for a, t in held.items()}
         moves = [
             ("redistribute", axis, t, wanted.get(axis, R))
             for axis, t in held.items()
@@ -150,3 +152,33 @@ def _instead(called: str, given: dict[str, Any]) -> str:
     for call, axis, src, dst in moves:
         text = call_text(call, text, axis, src, dst)
     return f"{text}, where x is the {'local' if held else 'whole'} tensor"
+
+
+def _as_local(called: str, placed: dict[str, AxisType], summands: set[str]) -> str:
+    """Return what a tensor is in types that enters or leaves a DTensor.
+
+    A Replicate whose gradient nobody calls Partial has a complete one on every rank, as a
+    weight has that every rank repeats: that is I.
+    """
+    repeated = [a for a, t in placed.items() if t == R and a not in summands]
+    if called == "to_local" and summands:
+        used = _converted([a for a in placed if a in summands])
+        return f"{used}, where x is the local tensor"
+    types = {a: I if a in repeated else t for a, t in placed.items()}
+    text = f"assert_type(x, {types!r}), where x is the local tensor"
+    if repeated:
+        text += f"; where ranks go on differently with it, {_converted(repeated)}"
+    return text
+
+
+def _converted(axes: list[str]) -> str:
+    text = "x"
+    for axis in axes:
+        text = call_text("convert", text, axis, I, R)
+    return text
+
+
+def types_of_placements(tensor: Tensor) -> dict[str, AxisType] | None:
+    """Return the types that the placements of a DTensor mean; None for a plain tensor."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return None if mesh is None else _types(mesh, cast(Any, tensor).placements)

@@ -214,13 +214,12 @@ def untyped(call: str, x: Tensor) -> PlacementError:
     name = name_of(x, call) or "the tensor"
     if in_transform():
         return transformed(call, f"{name} has no placement", name)
+    if dtensors.types_of_placements(x) is not None:
+        return held_as_dtensor(call, x)
     axes = ", ".join(f"{axis!r}: ..." for axis in checked_mesh().axes)
     advice = f"{name} = assert_type({name}, {{{axes}}})"
     if isinstance(x, nn.Parameter):
-        module, dot, own = name.partition(".")
-        if not dot:
-            module, own = "module", "its name"
-        own = re.sub(r"\[(\w+)\]", r".\1", own)  # layers[0].w is called layers.0.w there
+        module, own = _of_module(name)
         advice = f"declare({module}, {{{own!r}: {{{axes}}}}}), and call the module"
     return refused_call(
         call,
@@ -228,6 +227,35 @@ def untyped(call: str, x: Tensor) -> PlacementError:
         name=name,
         rule="every tensor says what it is on each mesh axis",
         operands=[described(x, None, name_of(x, call))],
+        advice=advice,
+    )
+
+
+def _of_module(name: str) -> tuple[str, str]:
+    """Return the module of a parameter as the code calls it, and the name there."""
+    module, dot, own = name.partition(".")
+    if not dot:
+        return "module", "its name"
+    return module, re.sub(r"\[(\w+)\]", r".\1", own)  # layers[0].w is layers.0.w there
+
+
+def held_as_dtensor(call: str, x: Tensor) -> PlacementError:
+    """Return the error for a DTensor as an operand, such as a parameter that is one."""
+    name = name_of(x, call) or "the tensor"
+    types = dtensors.types_of_placements(x)
+    advice = f"the local tensor, declared as {types!r}"
+    if isinstance(x, nn.Parameter):
+        module, own = _of_module(name)
+        advice = (
+            f"make it of the whole plain tensor, and hold_pieces({module}, "
+            f"{{{own!r}: {types!r}}}), which keeps this rank's piece (I in the place of R "
+            "where all ranks repeat the same); an optimizer steps outside of the block"
+        )
+    return refused_call(
+        call,
+        f"{name} is a DTensor; a block checks local tensors that have types",
+        name=name,
+        rule="a DTensor hides its collectives",
         advice=advice,
     )
 

@@ -153,10 +153,10 @@ RULES: tuple[Rule, ...] = (
         "rank-arithmetic",
         "The rows of a rank are computed from its number, which is right only "
         "if the tensor "
-        "is cut evenly along its first dim over just that group.",
+        "is cut evenly along one dim over just that group.",
         "to_global(<x>, axis, extent) for numbers of rows; convert(<x>, axis, src=R, "
-        "dst=S(0)) for the rows",
-        "spmd.convert(<x>, axis, src=spmd.R, dst=spmd.S(0)) for the rows",
+        "dst=S(dim)) for the rows, or split(<x>, types, mesh)[rank] where data are loaded",
+        "spmd.convert(<x>, axis, src=spmd.R, dst=spmd.S(dim)) for the rows",
         "token_indices",
         r"rank",
         (ast.BinOp, ast.AugAssign, ast.Subscript),

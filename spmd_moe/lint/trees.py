@@ -47,3 +47,14 @@ def words_in(node: ast.AST) -> set[str]:
         elif isinstance(one, ast.Attribute):
             found.add(one.attr)
     return found
+
+
+def texts_compared_in(node: ast.AST) -> set[str]:
+    """Return all words in quotes that something is compared with, as in `"ep" in names`."""
+    found: set[str] = set()
+    for one in inside(node):
+        if isinstance(one, ast.Compare):
+            for side in (one.left, *one.comparators):
+                if isinstance(side, ast.Constant) and isinstance(side.value, str):
+                    found.add(side.value)
+    return found

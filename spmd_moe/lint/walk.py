@@ -8,11 +8,11 @@ from spmd_moe.lint.place import Class, File, Function, Place, reduce_op
 from spmd_moe.lint.record import Match
 from spmd_moe.lint.rule import Rule
 from spmd_moe.lint.trees import argument, inside, last
-from spmd_moe.lint.values import Fact, Values, by_name
+from spmd_moe.lint.values import PLACED, Fact, Values, by_name
 from spmd_moe.lint.words import DIST, NOT_TRAINED, NOT_TRAINED_THERE, SUMMING
 
 _OFF = ("no_grad", "inference_mode", "_disable_grad")
-_OF_CLASS = Fact.RANK | Fact.RANKS | Fact.DTENSOR | Fact.TRAINED
+_OF_CLASS = Fact.RANK | Fact.RANKS | Fact.DTENSOR | Fact.TRAINED | PLACED
 _BODIES = ("body", "orelse", "finalbody")
 
 
@@ -154,12 +154,15 @@ class Walk:
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 self._around.buffers.add(name.value)
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                known = Values(self._file.imports).of(node.value) & _OF_CLASS
-                if target.value.id == "self" and known:
-                    name = f"self.{target.attr}"
-                    self._around.known[name] = known
+            for target, value in _pairs(node.targets[0], node.value):
+                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    known = Values(self._file.imports).of(value) & _OF_CLASS
+                    if not known & Fact.DTENSOR:  # a layout that a caller may replace
+                        known &= ~PLACED
+                    if target.value.id == "self" and known:
+                        name = f"self.{target.attr}"
+                        known |= self._around.known.get(name, Fact.NONE)
+                        self._around.known[name] = known
 
     def _expressions(self, nodes: Sequence[ast.expr], statement: ast.stmt) -> None:
         for node in nodes:
@@ -216,15 +219,25 @@ class Walk:
                 self._values.bound[name] = known
             case ast.Attribute():
                 self._values.bound[ast.unparse(target)] = known
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
-                is_each = len(values) == len(parts)
-                for i, part in enumerate(parts):
-                    self._bind(part, self._values.of(values[i]) if is_each else known)
+            case ast.Tuple() | ast.List():
+                for part, own in _pairs(target, value):
+                    self._bind(part, known if own is value else self._values.of(own))
             case ast.Starred(value=inner):
                 self._bind(inner, known)
             case _:
                 pass
+
+
+def _pairs(
+    target: ast.AST, value: ast.expr | None
+) -> list[tuple[ast.AST, ast.expr | None]]:
+    """Return each target with its own value, or with the whole where it is not written."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        return [(target, value)]
+    values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    if len(values) == len(target.elts):
+        return list(zip(target.elts, values, strict=True))
+    return [(part, value) for part in target.elts]
 
 
 def _has_own_backward(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

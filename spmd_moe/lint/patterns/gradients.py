@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from spmd_moe.lint.place import Place, is_collective
 from spmd_moe.lint.record import LIKELY, LOOK, Match
-from spmd_moe.lint.trees import argument, last, words_in, written
+from spmd_moe.lint.trees import argument, last, texts_compared_in, words_in, written
 from spmd_moe.lint.values import Fact
 from spmd_moe.lint.words import FLAGS, PARAMETERS, SUMMING
 
@@ -78,6 +78,5 @@ def _are_sorted(at: Place) -> bool:
     """Whether the function around tells expert parameters from the others."""
     if at.function is None:
         return False
-    return any(
-        "ep" in word.split("_") or "expert" in word for word in words_in(at.function)
-    )
+    words = words_in(at.function) | texts_compared_in(at.function)
+    return any("ep" in word.split("_") or "expert" in word for word in words)

@@ -58,7 +58,9 @@ def _cut(node: ast.Subscript, at: Place) -> Iterator[Match]:
         name = at.name_of(value.func) or ast.unparse(value.func)
         is_tensor = isinstance(value.func, ast.Attribute) and len(value.args) > 0
         if last(name) in _CHUNKS and is_tensor and not _is_text(value):
-            yield Match(node, LOOK, written(cast(ast.Attribute, value.func).value))
+            whole = cast(ast.Attribute, value.func).value
+            if not (isinstance(whole, ast.Subscript) and any(_cut(whole, at))):
+                yield Match(node, LOOK, written(whole))
     first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
     parts = index.elts if isinstance(index, ast.Tuple) else [first]
     for part in parts:

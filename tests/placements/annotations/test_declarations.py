@@ -245,3 +245,9 @@ def test_a_tensor_in_the_place_of_a_parameter_has_the_declared_type(change: str)
 def test_a_name_that_fits_nothing_is_a_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="no parameter or buffer"):
         declare(nn.Linear(2, 2), {name: {"tp": R}})
+
+
+def test_a_declaration_on_the_axes_of_the_mesh_around_says_which_mesh_is_current() -> None:
+    with set_current_mesh({"dp": 2, "tp": 2}), typecheck(), set_current_mesh({"ep": 4}):
+        with pytest.raises(ValueError, match="make the mesh of the declaration current"):
+            assert_type(torch.ones(2), {"dp": R, "tp": R})

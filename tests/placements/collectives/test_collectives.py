@@ -376,6 +376,16 @@ def test_calls_that_make_no_sense_are_refused(name: str) -> None:
         assert caught.value.axis == "tp"
 
 
+@pytest.mark.parametrize("call", [reinterpret, convert, all_to_all])
+def test_a_rank_that_wants_its_own_summand_is_told_where_to_begin(call: Any) -> None:
+    with set_current_mesh({"tp": 2}), typecheck():
+        counts = assert_type(torch.ones(4), {"tp": P})
+        src = V if call is all_to_all else P
+        with pytest.raises(PlacementError) as caught:
+            call(counts, "tp", src=src, dst=V)
+    assert "is Varying if what was summed is" in caught.value.advice
+
+
 def test_bad_arguments_are_refused() -> None:
     with set_current_mesh({"tp": 4}), typecheck():
         x = assert_type(torch.ones(4), {"tp": P})

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import torch.distributed.checkpoint as dcp
 import torch.distributed._functional_collectives as funcol
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 """
 
@@ -49,6 +49,14 @@ WRONG = [
     ("to-local", LOOK, """
         def f(x):
             return x.redistribute(placements=[Replicate()]).to_local()
+     """),
+    ("to-local", LIKELY, """
+        class M(nn.Module):
+            def __init__(self, w, mesh):
+                self.w = nn.Parameter(distribute_tensor(w, mesh, [Replicate(), Shard(0)]))
+            def forward(self, x):
+                w = self.w.to_local()
+                return x @ w
      """),
     ("full-tensor", LIKELY, """
         class M(nn.Module):
@@ -241,6 +249,11 @@ WRONG = [
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         mesh = ep_mesh
      """.replace("def step(model, ep_mesh)", "def step(model)")),
+    ("clip", LIKELY, """
+        def train(model):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+     """),
     ("clip", LOOK, """
         def step(model):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -290,6 +303,14 @@ RIGHT = [
             @staticmethod
             def forward(ctx, x):
                 return x.to_local() * 2
+     """),
+    ("to-local", """
+        class M(nn.Module):
+            def __init__(self, w, v, mesh):
+                self.w = nn.Parameter(distribute_tensor(w, mesh, [Shard(0), Shard(1)]))
+                self.v, self.u = nn.Parameter(distribute_tensor(v, mesh, [Shard(0)])), 3
+            def forward(self, x):
+                return x @ self.w.to_local() @ self.v.to_local() * self.u
      """),
     ("full-tensor", "def f(x): return x.full_tensor(grad_placements=[Partial()])"),
     ("full-tensor", "def f(norm): return norm.full_tensor()"),
@@ -385,6 +406,11 @@ RIGHT = [
             ep_params = [p for p in model.parameters() if "ep" in p.device_mesh.mesh_dim_names]
             torch.nn.utils.get_total_norm([p.grad for p in ep_params])
      """),
+    ("clip", """
+        def step(model):
+            some = [p.grad for p in model.parameters() if "ep" in p.device_mesh.mesh_dim_names]
+            torch.nn.utils.get_total_norm(some)
+     """),
     ("clip", "from placements import clip_grad_norm_\nclip_grad_norm_(model, 1.0, meshes=ep_mesh)"),
     ("divide-factor", "experts.set_gradient_divide_factor(1.0)"),
     ("divide-factor", "torch.distributed.fsdp.fully_shard(layer.attention, mesh=m)"),
@@ -472,3 +498,8 @@ def test_a_name_is_followed_through_branches_and_rebinding() -> None:
     said = look_at_text(HEAD + textwrap.dedent(text), "model.py")
     assert not isinstance(said, Unread)
     assert [one.line - HEAD.count("\n") for one in said] == [8]
+
+
+def test_a_piece_of_a_piece_is_found_once() -> None:
+    text = "def f(x, dp_rank, tp_rank): return x.chunk(2, 0)[dp_rank].chunk(2, 1)[tp_rank]"
+    assert found(text) == [("rank-arithmetic", LOOK)]
