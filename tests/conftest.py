@@ -1,13 +1,6 @@
 """Tests marked `deep` are for the long run: `--placements-profile deep`."""
 
-import os
-
 import pytest
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Take three workers on two cores: tests of processes mostly wait for each other."""
-    return 3 * (os.cpu_count() or 1) // 2 or 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
