@@ -6,8 +6,8 @@ TORCH ?= pinned
 VENV := $(if $(filter pinned,$(TORCH)),.venv,.venv-torch-$(TORCH)-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests run side by side, one worker for each core.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# Tests run side by side, one worker for each core, so each of them takes one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 EXAMPLES := $(sort $(wildcard examples/*.py))
 
