@@ -34,7 +34,7 @@ from placements._torch import unseen
 from placements.testing.ranks.backend import SimGroup
 from placements.testing.ranks.calls import Simulation
 from placements.testing.ranks.failures import RankFailure
-from placements.testing.ranks.garbage import set_aside
+from placements.testing.ranks.garbage import seldom_searched
 from placements.testing.ranks.processes import run_on_processes
 from placements.testing.ranks.scheduler import Scheduler
 from placements.testing.ranks.store import SimStore
@@ -119,7 +119,7 @@ def run_ranks(
     task = functools.partial(_call, axes, seed, fn)
     if backend == "gloo":
         return run_on_processes(math.prod(axes.values()), task, args, timeout)
-    with _lock, set_aside():
+    with _lock, seldom_searched():
         return _simulated(math.prod(axes.values())).run(task, args, timeout)
 
 
