@@ -138,15 +138,18 @@ class MoE(KeepsRoutings):
                 shared_TD, rows_ND, routing.gates_TK, order_N, at, weigh=weigh, keep=x
             )
         else:
-            how: Any = {"weigh": weigh, "narrow": self.config.narrow_gates}
-            if torch.is_grad_enabled() or type_of(x) is not None or not is_plain_cpu(x):
-                rows_ND = self.dispatcher.collect_finish(returning)
-                y_TD = combine(rows_ND, routing.gates_TK, at, **how)
-            else:
-                rows_ND = self.dispatcher.arrived(returning)
-                y_TD = combine_in_pieces(
-                    rows_ND, plan.slots.inverse_N, routing.gates_TK, at, **how
+            narrow, gates_TK = self.config.narrow_gates, routing.gates_TK
+            if _is_read_by_nobody(x):
+                rows_ND, inverse_N = (
+                    self.dispatcher.arrived(returning),
+                    plan.slots.inverse_N,
                 )
+                y_TD = combine_in_pieces(
+                    rows_ND, inverse_N, gates_TK, at, weigh=weigh, narrow=narrow
+                )
+            else:
+                rows_ND = self.dispatcher.collect_finish(returning)
+                y_TD = combine(rows_ND, gates_TK, at, weigh=weigh, narrow=narrow)
             # convert in C2
             y_TD = _move(y_TD, at.combined, at.added, rows)
             y_TD = y_TD if shared_TD is None else y_TD + shared_TD
@@ -226,3 +229,9 @@ def _move(
 
 def _cut(types: Types, rows: Extent) -> AxisType:
     return Shard(0, rows) if isinstance(types["tp"], Shard) else types["tp"]
+
+
+def _is_read_by_nobody(x: Tensor) -> bool:
+    """Return whether steps in between may be left out: no gradient or check reads them."""
+    is_read = torch.is_grad_enabled() or type_of(x) is not None
+    return is_plain_cpu(x) and not is_read
